@@ -1,0 +1,2 @@
+"""The serving runtime."""
+__version__ = "0.1.0"
