@@ -1,0 +1,80 @@
+# Quire. `make help` lists the targets; each is idempotent and does only what is not done yet.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+# Never let the folder `operator` near sys.path as the current directory (it must not become importable).
+export PYTHONSAFEPATH := 1
+E2E := PYTHONPATH=e2e $(PY) -m
+MODEL ?= smollm2
+ARGS ?=
+
+INSTALL_INPUTS := pyproject.toml $(wildcard */pyproject.toml) kernels/CMakeLists.txt $(shell find kernels/csrc -type f)
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET, where TARGET is one of"} \
+	  /^## / {printf "\n%s\n", substr($$0, 4)} \
+	  /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+## Run it
+.PHONY: demo serve
+demo: setup ## a local cluster, the chart, a model in pods, and its answer through the router
+	@$(E2E) stack demo
+serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=…, ARGS="--flag value")
+	@$(PY) -m quire.entrypoints.cli serve $(MODEL) --host=127.0.0.1 $(ARGS)
+
+## Work on it
+.PHONY: setup lint format check test test-unit e2e bench manifests
+setup: $(STAMP) ## the virtual environment .venv with all three packages and the tools
+$(STAMP): $(INSTALL_INPUTS)
+	@echo "==> virtual environment and packages (about a minute; the PyPI build of torch takes 5 GB)"
+	@e2e/setup/make-venv $(PYTHON) $(VENV)
+	@touch $@
+format: setup ## format and sort imports
+	@$(VENV)/bin/ruff format && $(VENV)/bin/ruff check --fix
+lint: setup ## ruff, mypy --strict, import-linter, and nothing generated is stale
+	@echo "==> ruff"; $(VENV)/bin/ruff format --check && $(VENV)/bin/ruff check
+	@echo "==> mypy --strict (a minute the first time)"; $(VENV)/bin/mypy
+	@echo "==> import-linter"; PYTHONPATH=operator:runtime:kernels $(VENV)/bin/lint-imports
+	@echo "==> generated files"; PYTHONPATH=operator $(PY) -m quire_operator.crd --check
+test-unit: setup model ## unit and contract tests
+	@$(PY) -m pytest tests $(ARGS)
+e2e: setup model ## whole-system tests on a real cluster (brought up if there is none)
+	@$(E2E) stack test $(ARGS)
+check: lint test-unit ## what to run before a commit
+test: ## everything: lint, unit, contract and end-to-end tests
+	@$(MAKE) lint
+	@$(MAKE) test-unit
+	@$(MAKE) e2e
+bench: setup model ## micro benchmarks of the kernels on this machine
+	@$(PY) benchmarks/kernels.py
+manifests: setup ## generate the CRD, the chart's copy and the field reference from the API types
+	@PYTHONPATH=operator $(PY) -m quire_operator.crd
+
+.PHONY: model
+model: setup # the embedded model, once, in the model cache
+	@$(PY) -m quire.entrypoints.cli pull smollm2
+
+## Cluster and images
+.PHONY: images cluster-up cluster-down cluster-status cluster-load
+images: setup ## build the runtime and operator images (docker, podman or buildah)
+	@$(E2E) images build runtime operator
+cluster-up: setup ## a local Kubernetes from real components (or KUBECONFIG, or kind)
+	@$(E2E) cluster up $(ARGS)
+cluster-down: setup ## end it; nothing stays behind
+	@$(E2E) cluster down
+cluster-status: setup ## what runs
+	@$(E2E) cluster status
+cluster-load: setup ## make an image archive known to all nodes: IMAGE=FILE
+	@$(E2E) cluster load $(IMAGE)
+
+.PHONY: clean
+clean: ## remove what the targets made in this folder (caches in the home folder stay)
+	@rm -rf $(VENV) build dist kernels/build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} + ; find kernels/quire_kernels -name '*.so' -delete

@@ -1,0 +1,64 @@
+"""LLMDeployments in tests: made from the example that users apply, and waited for by condition."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from cluster.handle import Cluster
+from stack.progress import ROOT
+
+
+def example(name: str, **spec: Any) -> dict[str, Any]:
+    """`examples/smollm2.yaml` under another name, which is also its served name, with `spec` merged in one level deep."""
+    manifest: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "smollm2.yaml").read_text())
+    manifest["metadata"] = {"name": name}
+    manifest["spec"]["model"].pop("servedName", None)
+    for key, value in spec.items():
+        if value is None:
+            manifest["spec"].pop(key, None)
+        elif isinstance(value, dict):
+            manifest["spec"][key] = {**manifest["spec"].get(key, {}), **value}
+        else:
+            manifest["spec"][key] = value
+    return manifest
+
+
+def apply(cluster: Cluster, namespace: str, manifest: dict[str, Any]) -> None:
+    """`kubectl apply` of one manifest."""
+    cluster.kubectl("apply", "--namespace", namespace, "--filename", "-", stdin=json.dumps(manifest))
+
+
+def patch_spec(cluster: Cluster, namespace: str, name: str, spec: dict[str, Any]) -> None:
+    """Merge `spec` into the object as an editing user would."""
+    cluster.kubectl("patch", f"llmd/{name}", "-n", namespace, "--type=merge", "--patch", json.dumps({"spec": spec}))
+
+
+def get(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
+    """The object as it is now."""
+    return cluster.kubectl_json("get", f"llmd/{name}", "-n", namespace)
+
+
+def wait(cluster: Cluster, namespace: str, name: str, expectation: str, *, deadline_s: int) -> None:
+    """Wait for `condition=…` or `jsonpath=…`; on failure the error carries what the object and its pods say."""
+    try:
+        cluster.kubectl("wait", f"llmd/{name}", "-n", namespace, f"--for={expectation}", f"--timeout={deadline_s}s")
+    except Exception as exc:
+        status = json.dumps(get(cluster, namespace, name).get("status", {}), indent=1)
+        pods = cluster.kubectl("get", "pods,hpa,events", "-n", namespace, "-o", "wide")
+        raise AssertionError(f"llmd/{name}: not {expectation} within {deadline_s} s\n{status}\n{pods}") from exc
+
+
+def wait_ready(cluster: Cluster, namespace: str, name: str, *, deadline_s: int = 240) -> None:
+    """Wait until the current generation is observed and Ready."""
+    generation = get(cluster, namespace, name)["metadata"]["generation"]
+    wait(cluster, namespace, name, f"jsonpath={{.status.observedGeneration}}={generation}", deadline_s=60)
+    wait(cluster, namespace, name, "condition=Ready", deadline_s=deadline_s)
+
+
+def condition(cluster: Cluster, namespace: str, name: str, kind: str) -> dict[str, Any]:
+    """The condition of that type; empty where there is none."""
+    conditions: list[dict[str, Any]] = get(cluster, namespace, name).get("status", {}).get("conditions", [])
+    return next((c for c in conditions if c["type"] == kind), {})

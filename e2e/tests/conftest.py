@@ -1,0 +1,54 @@
+"""Fixtures of the whole-system tests: one stack for the session, one namespace per test module.
+
+The release and the cluster are left as they were found: a release that was there stays, one that the tests installed goes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.handle import Cluster
+from stack import release
+from stack.ask import port_forward
+from stack.prepare import Prepared, prepare
+
+
+@pytest.fixture(scope="session")
+def prepared() -> Prepared:
+    """A cluster with this tree's images."""
+    return prepare()
+
+
+@pytest.fixture(scope="session")
+def cluster(prepared: Prepared) -> Cluster:
+    return prepared.cluster
+
+
+@pytest.fixture(scope="session")
+def stack(prepared: Prepared) -> Iterator[Cluster]:
+    """The chart installed from this tree, operator and router ready."""
+    was_there = release.installed(prepared.cluster)
+    release.install(prepared)
+    yield prepared.cluster
+    if not was_there:
+        release.uninstall(prepared.cluster)
+
+
+@pytest.fixture(scope="module")
+def namespace(stack: Cluster) -> Iterator[str]:
+    """A namespace of one module's own, deleted afterwards with everything in it."""
+    name = f"e2e-{uuid.uuid4().hex[:8]}"
+    stack.kubectl("create", "namespace", name)
+    stack.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", name, "--timeout=60s")
+    yield name
+    stack.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s")
+
+
+@pytest.fixture(scope="module")
+def router(stack: Cluster) -> Iterator[str]:
+    """Base URL of the router as seen from here."""
+    with port_forward(stack, "svc/quire-router", 80, namespace=release.NAMESPACE) as url:
+        yield url
