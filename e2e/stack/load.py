@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Self
 
+import httpx
+
+from stack.progress import StepFailed
 from stack.ask import stream_chat
 
 
@@ -38,7 +42,7 @@ class Load:
             question = f"Client {number}, turn {turn}: tell me about the number {number * 1000 + turn}."
             try:
                 answer = "".join(stream_chat(self.base_url, self.model, question, max_tokens=self.max_tokens))
-            except Exception as exc:
+            except (httpx.HTTPError, StepFailed, ValueError, LookupError) as exc:
                 with self._lock:
                     self.errors.append(f"client {number}, turn {turn}: {type(exc).__name__}: {exc}")
                 continue
@@ -48,7 +52,7 @@ class Load:
                 else:
                     self.errors.append(f"client {number}, turn {turn}: an empty answer")
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
