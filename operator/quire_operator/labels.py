@@ -1,0 +1,67 @@
+"""Every name that other programs see: labels, annotations, ports, container and field manager.
+
+The router, the chart and the dashboards read these; they are written here and nowhere else in the operator
+(`tests/contract` compares them with the other side). No logic but the two functions that put them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+GROUP = "quire.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "LLMDeployment"
+PLURAL = "llmdeployments"
+SINGULAR = "llmdeployment"
+SHORT_NAME = "llmd"
+
+DEPLOYMENT = "quire.dev/deployment"
+REVISION = "quire.dev/revision"
+TRACK = "quire.dev/track"
+ROLE = "quire.dev/role"
+
+STABLE = "stable"
+LEADER = "leader"
+
+APPLIED_HASH = "quire.dev/applied-hash"
+"""Annotation on children: hash of what the operator last applied, so that an unchanged child costs no write."""
+
+FIELD_MANAGER = "quire-operator"
+CONTAINER = "engine"
+PORT_NAME = "http"
+ENGINE_PORT = 8000
+SERVICE_PORT = 80
+
+PATH_READY = "/health/ready"
+PATH_LIVE = "/health/live"
+PATH_METRICS = "/metrics"
+
+CONTRACT_PREFIXES = ("quire.dev/", "app.kubernetes.io/")
+
+
+def child_labels(name: str) -> dict[str, str]:
+    """Labels of every child of the LLMDeployment `name`."""
+    return {
+        DEPLOYMENT: name,
+        "app.kubernetes.io/name": "quire-runtime",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/component": "engine",
+        "app.kubernetes.io/managed-by": FIELD_MANAGER,
+        "app.kubernetes.io/part-of": "quire",
+    }
+
+
+def selector_text(labels: Mapping[str, str]) -> str:
+    """`a=b,c=d`, as the API server's labelSelector parameter and `status.selector` want it."""
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def leader_selector(name: str) -> dict[str, str]:
+    """Selects the pods that answer for `name`, of every revision and track."""
+    return {DEPLOYMENT: name, ROLE: LEADER}
+
+
+def stable_selector(name: str) -> dict[str, str]:
+    """Selects the pods an autoscaler counts: the leaders of the stable track."""
+    return {DEPLOYMENT: name, ROLE: LEADER, TRACK: STABLE}
