@@ -1,0 +1,219 @@
+"""The reference: every kernel in plain torch, written to be read, on any device.
+
+It defines what the other implementations must compute, it is what tests compare with, and it serves devices that have
+no kernels of their own. It is never tuned; arguments arrive checked by `quire_kernels.ops`. Only values are checked
+here (block ids, slots, lengths), because no shape can tell them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quire_kernels.errors import ArgumentError
+
+NAME = "ref"
+
+set_num_threads = torch.set_num_threads
+num_threads = torch.get_num_threads
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    out: Tensor,
+) -> None:
+    """One sequence at a time: gather its keys and values, soft-max in fp32 under the causal mask."""
+    num_blocks, block_size, num_kv_heads, head_size = key_cache.shape
+    group = query.shape[1] // num_kv_heads
+    starts = query_start.tolist()
+    contexts = context_lens.tolist()
+    _check_ragged(starts, contexts, query.shape[0], block_tables.shape[1] * block_size)
+    out[starts[-1] :].zero_()
+    for sequence, context in enumerate(contexts):
+        begin, end = starts[sequence], starts[sequence + 1]
+        if begin == end:
+            continue
+        blocks = block_tables[sequence, : -(-context // block_size)].long()
+        if int(blocks.min()) < 0 or int(blocks.max()) >= num_blocks:
+            raise ArgumentError(
+                f"block_tables[{sequence}] names a block outside 0..{num_blocks - 1}: {int(blocks.min())}..{int(blocks.max())}"
+            )
+        keys = key_cache[blocks].reshape(-1, num_kv_heads, head_size)[:context].float()
+        values = value_cache[blocks].reshape(-1, num_kv_heads, head_size)[:context].float()
+        queries = query[begin:end].float().view(end - begin, num_kv_heads, group, head_size)
+        scores = torch.einsum("qhgd,khd->hgqk", queries, keys) * scale
+        position = torch.arange(context - (end - begin), context, device=query.device)
+        hidden = torch.arange(context, device=query.device)[None, :] > position[:, None]
+        weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+        result = torch.einsum("hgqk,khd->qhgd", weights, values)
+        out[begin:end] = result.reshape(end - begin, -1, head_size).to(out.dtype)
+
+
+def _check_ragged(starts: list[int], contexts: list[int], num_tokens: int, capacity: int) -> None:
+    if starts[0] != 0 or starts[-1] > num_tokens:
+        raise ArgumentError(
+            f"query_start must begin with 0 and end at most at the {num_tokens} rows of query, got {starts[0]}..{starts[-1]}"
+        )
+    for sequence, context in enumerate(contexts):
+        length = starts[sequence + 1] - starts[sequence]
+        if length < 0:
+            raise ArgumentError(f"query_start must not decrease, but does at sequence {sequence}")
+        if context < length:
+            raise ArgumentError(
+                f"context_lens[{sequence}] is {context}, less than the sequence's {length} query tokens"
+            )
+        if context > capacity:
+            raise ArgumentError(
+                f"context_lens[{sequence}] is {context}, more than the {capacity} slots a row of block_tables can name"
+            )
+
+
+def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Scatter rows to slots; slot = block * block_size + offset."""
+    num_blocks, block_size = key_cache.shape[:2]
+    if slot_mapping.numel() == 0:
+        return
+    low, high = int(slot_mapping.min()), int(slot_mapping.max())
+    if low < -1 or high >= num_blocks * block_size:
+        bad = low if low < -1 else high
+        raise ArgumentError(f"slot_mapping names slot {bad}, outside -1..{num_blocks * block_size - 1}")
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    block, offset = slots // block_size, slots % block_size
+    key_cache[block, offset] = key[kept].to(key_cache.dtype)
+    value_cache[block, offset] = value[kept].to(value_cache.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """Statistics in fp32; the normalised row is rounded to the dtype before the weight, as Llama does."""
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    out.copy_(scaled.to(x.dtype) * weight)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """The sum is stored in the model's dtype and normalised as stored."""
+    residual.add_(x)
+    rms_norm(residual, weight, eps, out)
+
+
+def rope(query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate the first 2 * half elements of each head: halves, not pairs."""
+    if positions.numel() == 0:
+        return
+    low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high >= cos.shape[0]:
+        raise ArgumentError(f"positions span {low}..{high}, but cos and sin have rows 0..{cos.shape[0] - 1}")
+    c = cos[positions].unsqueeze(1)
+    s = sin[positions].unsqueeze(1)
+    half = cos.shape[1]
+    for heads in (query, key):
+        first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
+        heads[..., :half] = (first * c - second * s).to(heads.dtype)
+        heads[..., half : 2 * half] = (second * c + first * s).to(heads.dtype)
+
+
+def silu_mul(gate_up: Tensor, out: Tensor) -> None:
+    """silu(gate) * up in fp32, rounded once."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    out.copy_(torch.nn.functional.silu(gate) * up)
+
+
+def dequantize_gguf(raw: Tensor, ggml_type: int, out: Tensor) -> None:
+    """Block formats of GGUF; the arithmetic is fp32, rounded once to out's dtype."""
+    block_bytes, decode = _DECODERS[ggml_type]
+    out.copy_(decode(raw.reshape(-1, block_bytes)).reshape(-1))
+
+
+def _f16(raw: Tensor) -> Tensor:
+    return raw.contiguous().view(torch.float16).float()
+
+
+def _nibbles(raw: Tensor) -> Tensor:
+    """[n, b] bytes to [n, 2b]: all low halves, then all high halves."""
+    return torch.cat([raw & 0x0F, raw >> 4], dim=-1)
+
+
+def _fifth_bits(raw: Tensor) -> Tensor:
+    """[n, 4] bytes to [n, 32] values 0 or 16."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=raw.device)
+    return (((raw.unsqueeze(-1) >> shifts) & 1) << 4).reshape(raw.shape[0], 32)
+
+
+def _q4_0(b: Tensor) -> Tensor:
+    return _f16(b[:, :2]) * (_nibbles(b[:, 2:]).float() - 8)
+
+
+def _q4_1(b: Tensor) -> Tensor:
+    return _f16(b[:, :2]) * _nibbles(b[:, 4:]).float() + _f16(b[:, 2:4])
+
+
+def _q5_0(b: Tensor) -> Tensor:
+    return _f16(b[:, :2]) * ((_nibbles(b[:, 6:]) | _fifth_bits(b[:, 2:6])).float() - 16)
+
+
+def _q5_1(b: Tensor) -> Tensor:
+    return _f16(b[:, :2]) * (_nibbles(b[:, 8:]) | _fifth_bits(b[:, 4:8])).float() + _f16(b[:, 2:4])
+
+
+def _q8_0(b: Tensor) -> Tensor:
+    return _f16(b[:, :2]) * b[:, 2:].contiguous().view(torch.int8).float()
+
+
+def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """12 bytes to eight 6-bit scales and eight 6-bit minima."""
+    low, high, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = torch.cat([low & 0x3F, (rest & 0x0F) | ((low >> 2) & 0x30)], dim=-1)
+    minima = torch.cat([high & 0x3F, (rest >> 4) | ((high >> 2) & 0x30)], dim=-1)
+    return scales.float(), minima.float()
+
+
+def _k_affine(b: Tensor, quants: Tensor) -> Tensor:
+    """quants [n, 8, 32]: scale * q - minimum for each of the eight groups."""
+    scales, minima = _k_scales(b[:, 4:16])
+    d = (_f16(b[:, 0:2]) * scales).unsqueeze(-1)
+    m = (_f16(b[:, 2:4]) * minima).unsqueeze(-1)
+    return d * quants.float() - m
+
+
+def _q4_k(b: Tensor) -> Tensor:
+    return _k_affine(b, _nibbles(b[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+
+
+def _q5_k(b: Tensor) -> Tensor:
+    low = _nibbles(b[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    shifts = torch.arange(8, dtype=torch.uint8, device=b.device).view(1, 8, 1)
+    high = ((b[:, 16:48].unsqueeze(1) >> shifts) & 1) << 4
+    return _k_affine(b, low | high)
+
+
+def _q6_k(b: Tensor) -> Tensor:
+    low = _nibbles(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=b.device).view(1, 1, 4, 1)
+    high = ((b[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3).reshape(-1, 8, 32)
+    quants = (low | (high << 4)).float().reshape(-1, 16, 16) - 32
+    scales = _f16(b[:, 208:210]) * b[:, 192:208].contiguous().view(torch.int8).float()
+    return scales.unsqueeze(-1) * quants
+
+
+_DECODERS: dict[int, tuple[int, Callable[[Tensor], Tensor]]] = {
+    0: (4, lambda b: b.contiguous().view(torch.float32)),
+    1: (2, _f16),
+    2: (18, _q4_0),
+    3: (20, _q4_1),
+    6: (22, _q5_0),
+    7: (24, _q5_1),
+    8: (34, _q8_0),
+    12: (144, _q4_k),
+    13: (176, _q5_k),
+    14: (210, _q6_k),
+    30: (2, lambda b: b.contiguous().view(torch.bfloat16).float()),
+}
