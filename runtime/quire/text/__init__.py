@@ -1,0 +1,13 @@
+"""Text on one side, token ids on the other: vocabulary, chat templates, incremental decoding, stop strings.
+
+`load_tokenizer(path)` reads a Hugging Face folder or a GGUF file and gives a `Tokenizer`; a `TextStream` turns the ids
+of one sequence into text that is safe to send. The engine process never imports this package, and this package never
+imports torch or transformers.
+"""
+
+from quire.text.chat import ChatTemplate
+from quire.text.load import load_tokenizer
+from quire.text.stream import Detokenizer, StopMatcher, TextStream
+from quire.text.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "Detokenizer", "StopMatcher", "TextStream", "Tokenizer", "load_tokenizer"]

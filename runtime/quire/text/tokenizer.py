@@ -1,0 +1,116 @@
+"""The tokenizer of one model: text to ids, ids to text, messages to ids.
+
+Immutable after construction and safe to use from several threads. Encoding matches special tokens in the text it is
+given, because completions are raw prompts; chat goes through `ChatTemplate`, whose `BREAK` characters keep user text
+from being matched (the normaliser that removes them runs after special tokens were recognised).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from tokenizers import normalizers
+
+from quire.errors import RequestError
+from quire.request import SamplingParams
+from quire.text.chat import BREAK, ChatTemplate, Message
+from quire.text.pieces import Pieces
+from quire.text.stream import Detokenizer, TextStream
+from quire.text.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """See the module. `eos_ids` end an answer unasked; `len()` is the number of ids it knows."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.name = vocabulary.name
+        self.bos_id = vocabulary.bos_id
+        self.pad_id = vocabulary.pad_id
+        self.eos_ids = vocabulary.eos_ids
+        self.special_ids = vocabulary.special_ids
+        self._backend = vocabulary.backend
+        own = self._backend.normalizer
+        remove = normalizers.Replace(BREAK, "")
+        self._backend.normalizer = remove if own is None else normalizers.Sequence([remove, own])
+        self.pieces = Pieces(self._backend, vocabulary.special_ids)
+        self._special = {
+            token: i for i in vocabulary.special_ids if (token := self._backend.id_to_token(i)) is not None
+        }
+        self.chat = ChatTemplate(
+            vocabulary.templates, name=self.name, tokens=vocabulary.template_tokens, special=tuple(self._special)
+        )
+        self._control = re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))) or r"(?!)")
+        self._uncounted = {vocabulary.unk_id}
+        backend_adds = self.bos_id is not None and self._backend.encode("").ids[:1] == [self.bos_id]
+        self.adds_bos = self.bos_id is not None and (backend_adds if vocabulary.add_bos is None else vocabulary.add_bos)
+        self._backend_adds_bos = backend_adds
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a raw prompt: special tokens in it count as such; exactly one begin token where the model wants one."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if not add_special_tokens or self.bos_id is None:
+            return ids
+        has_bos = ids[:1] == [self.bos_id]
+        if self.adds_bos and not has_bos:
+            return [self.bos_id, *ids]
+        doubled = ids[:2] == [self.bos_id, self.bos_id]
+        unwanted = has_bos and not self.adds_bos and self._backend_adds_bos
+        return ids[1:] if doubled or unwanted else ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence."""
+        detokenizer = Detokenizer(self.pieces, continuing=False, skip_special=skip_special_tokens)
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def spelling(self, token_id: int) -> str | None:
+        """A token as the vocabulary writes it; None for an id it does not know."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a conversation; the template alone decides about begin and turn tokens. Raises RequestError."""
+        text = self.chat.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
+        ids = self.encode(text, add_special_tokens=False)
+        written = len(self._control.findall(text))
+        if sum(i in self.special_ids and i not in self._uncounted for i in ids) > written:
+            raise RequestError(
+                "messages must not contain control tokens of the model", param="messages", code="control_token"
+            )
+        return ids
+
+    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
+        """The prompt of `encode_chat` as text, for people to look at."""
+        return self.chat.render(messages, **options).replace(BREAK, "")
+
+    def resolve(self, params: SamplingParams, *, room: int) -> SamplingParams:
+        """Sampling parameters as the engine wants them.
+
+        room: tokens that fit behind the prompt, the default of max_tokens. Stop strings that spell a special token become
+        stop token ids, since special tokens are no part of the text; end ids join them unless `ignore_eos`.
+        """
+        stop_ids = [*params.stop_token_ids, *(self._special[s] for s in params.stop if s in self._special)]
+        if not params.ignore_eos:
+            stop_ids += self.eos_ids
+        return msgspec.structs.replace(
+            params,
+            stop=tuple(s for s in params.stop if s not in self._special),
+            stop_token_ids=tuple(dict.fromkeys(stop_ids)),
+            max_tokens=room if params.max_tokens is None else params.max_tokens,
+        )
+
+    def stream(self, *, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> TextStream:
+        """Incremental text of one answer."""
+        return TextStream(self.pieces, stop=stop, skip_special=skip_special_tokens)
