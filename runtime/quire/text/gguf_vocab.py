@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from quire.errors import ModelError
-from quire.text.gguf_metadata import read_metadata
+from quire.models.gguf_file import GGUFFile
 from quire.text.vocabulary import Vocabulary
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -78,7 +78,7 @@ def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer | None:
 
 def from_gguf(path: Path) -> Vocabulary:
     """Read the vocabulary of a GGUF file; raises ModelError that names the file and what it lacks."""
-    metadata = read_metadata(path)
+    metadata = GGUFFile(path).metadata
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise ModelError(
