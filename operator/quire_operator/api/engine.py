@@ -1,0 +1,112 @@
+"""`spec.engine`: one field per flag of `quire serve` that a user may set.
+
+The mapping is mechanical: `maxNumSeqs` is `--max-num-seqs`; durations become seconds, everything else goes as it is. A
+field that is absent is not passed, so the engine's own default holds. `tests/contract` compares names, choices, bounds
+and the defaults told here with the engine's configuration.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from quire_operator.api.base import ApiModel, Duration, Share, Size, rule, rules
+
+OPERATOR_OWNED_FLAGS = (
+    "host",
+    "port",
+    "model",
+    "served-model-name",
+    "revision",
+    "drain-timeout",
+    "metric-namespace",
+    "api-key",
+)
+"""Flags the operator sets from elsewhere in the resource, or whose change would cut the operator off from the pod."""
+
+_OWNED = "|".join(OPERATOR_OWNED_FLAGS)
+
+
+def _flag(text: str, default: str, **bounds: Any) -> Any:
+    """An optional flag; `default` is what the engine does without it."""
+    return Field(None, description=f"{text} Default: {default}.", **bounds)
+
+
+class Engine(ApiModel):
+    """Flags of the engine. A change of any of them makes a new revision and rolls the pods."""
+
+    device: Literal["auto", "cpu", "cuda"] | None = _flag(
+        "Where the model runs. auto takes CUDA where there is a GPU, else the CPU.", "auto"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = _flag(
+        "Type of weights and activations. auto follows checkpoint and device.", "auto"
+    )
+    quantization: Literal["gguf"] | None = _flag(
+        "Quantisation of the weights. gguf files are recognised by themselves.", "as the checkpoint says"
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = _flag(
+        "Type of the KV cache. auto is dtype.", "auto"
+    )
+    tokenizer: str | None = _flag(
+        "Folder or hub id of the tokenizer.", "the model's own", min_length=1, max_length=512
+    )
+    max_model_len: int | None = _flag(
+        "Tokens of prompt plus answer at most. Longer prompts are refused with 400.",
+        "what the model was made for",
+        ge=1,
+        le=1 << 24,
+    )
+    max_num_seqs: int | None = _flag("Sequences in one step at most.", "64", ge=1, le=4096)
+    max_num_batched_tokens: int | None = _flag(
+        "Token budget of one step. Longer prompts are computed in chunks of it.", "2048", ge=1, le=1 << 20
+    )
+    block_size: int | None = _flag("Token slots in one KV block.", "16", ge=1, le=256)
+    num_blocks: int | None = _flag("KV blocks in the pool.", "what the memory allows", ge=1, le=(1 << 31) - 1)
+    kv_cache_memory: Size | None = _flag(
+        "Memory of the KV pool on a CPU, as 512Mi or 4Gi.", "from the container's memory limit"
+    )
+    gpu_memory_utilization: Share | None = _flag(
+        'Share of the GPU\'s memory for weights, activations and KV pool together, above 0 and up to 1, as "0.90".',
+        "0.90",
+    )
+    swap_space: Size | None = _flag(
+        "Host memory for the KV blocks of preempted requests, as 4Gi. 0 recomputes instead.", "0"
+    )
+    enable_prefix_caching: bool | None = _flag("Reuse the KV blocks of prompts that begin alike.", "true")
+    scheduler_policy: Literal["fcfs"] | None = _flag("Order of waiting requests.", "fcfs")
+    enforce_eager: bool | None = _flag("Never capture CUDA graphs. No effect on a CPU.", "false")
+    seed: int | None = _flag("Seed of requests that bring none.", "0", ge=0, le=(1 << 53) - 1)
+    cpu_threads: int | None = _flag(
+        "Threads of the CPU back end.", "the container's CPU quota", ge=1, le=1024
+    )
+    chat_template: str | None = _flag(
+        "Path, inside the pod, of a file with a jinja chat template. Mount it with spec.template.",
+        "the model's own",
+        min_length=1,
+        max_length=512,
+    )
+    max_queue_size: int | None = _flag(
+        "Requests that may wait. Beyond it 503 with Retry-After.", "1024", ge=0, le=1_000_000
+    )
+    queue_timeout: Duration | None = _flag("How long a request may wait before 503, as 30s or 5m.", "5m")
+    max_body_size: Size | None = _flag("Largest accepted request body, as 16Mi. Beyond it 413.", "16Mi")
+    log_level: Literal["debug", "info", "warning", "error"] | None = _flag("Least level that is logged.", "info")
+    extra_args: tuple[str, ...] = Field(
+        (),
+        max_length=64,
+        json_schema_extra=rules(
+            rule(
+                "self.all(arg, size(arg) <= 1024 && arg.matches('^--[a-z][a-z0-9-]*(=.*)?$'))",
+                "each of extraArgs must be one --flag or --flag=value of `quire serve`, at most 1024 characters",
+            ),
+            rule(
+                f"self.all(arg, !arg.matches('^--(?:{_OWNED})(=.*)?$'))",
+                f"extraArgs must not set a flag that the operator sets itself: {', '.join(OPERATOR_OWNED_FLAGS)}",
+            ),
+        ),
+        description=(
+            "Further arguments of `quire serve`, one --flag or --flag=value each, passed last and hashed like the rest. "
+            "At most 64. Default: none."
+        ),
+    )

@@ -1,0 +1,70 @@
+"""The LLMDeployment itself: spec and status put together, and the rules that span them."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field
+
+from quire_operator.api.base import ApiModel, rule, rules
+from quire_operator.api.engine import Engine
+from quire_operator.api.model import Model
+from quire_operator.api.pods import Resources, Template
+from quire_operator.api.rollout import Rollout
+from quire_operator.api.scaling import Autoscaling
+from quire_operator.api.status import Status
+
+NAME_MAX = 40
+
+
+class Spec(ApiModel):
+    """What is wanted."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "oldSelf.hasValue() || !(has(self.replicas) && has(self.autoscaling))",
+                "replicas and autoscaling exclude each other: replicas fixes the number, autoscaling lets the demand choose it; "
+                "remove one of them",
+                optionalOldSelf=True,
+            )
+        )
+    )
+
+    model: Model = Field(description="Which weights are served, and under which names.")
+    engine: Engine = Field(
+        default_factory=Engine, description="Flags of the engine; each is the flag of `quire serve` with the same name."
+    )
+    replicas: int | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description=(
+            "Pods that serve, 0 to 1000. Not together with autoscaling, which writes it through /scale. Default: 1, or "
+            "autoscaling.minReplicas."
+        ),
+    )
+    autoscaling: Autoscaling | None = Field(None, description="Lets the demand choose the number of replicas.")
+    rollout: Rollout = Field(
+        default_factory=Rollout, description="How pods move from one revision to the next."
+    )
+    resources: Resources = Field(default_factory=Resources, description="Compute resources of each pod.")
+    template: Template = Field(default_factory=Template, description="Patch on the pods, for everything not named above.")
+    image: str = Field(
+        "", max_length=512, description="Image of the engine. Default (empty): the runtime image of the operator's chart."
+    )
+
+
+class LLMDeployment(ApiModel):
+    """A large language model, served behind the router's OpenAI endpoint by one pod or many."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                f"self.metadata.name.size() <= {NAME_MAX} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+                f"metadata.name must have at most {NAME_MAX} characters, lower-case letters, digits and -, beginning with a letter "
+                "and not ending with -: it becomes the name of a Service and of the pods",
+            )
+        )
+    )
+
+    spec: Spec = Field(description="What is wanted.")
+    status: Status | None = Field(None, description="What the operator last saw and did. Written by the operator only.")
