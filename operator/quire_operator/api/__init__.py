@@ -6,9 +6,9 @@ The CRD's schema, its CEL rules and the field reference in docs/ are generated f
 
 from quire_operator.api.base import seconds
 from quire_operator.api.engine import OPERATOR_OWNED_FLAGS, Engine
+from quire_operator.api.llmdeployment import NAME_MAX, LLMDeployment, Spec
 from quire_operator.api.model import Model, SecretKey
 from quire_operator.api.pods import Resources, Template, TemplateMetadata
-from quire_operator.api.resource import NAME_MAX, LLMDeployment, Spec
 from quire_operator.api.rollout import Rollout
 from quire_operator.api.scaling import Autoscaling, ScaleDown, Targets
 from quire_operator.api.status import (

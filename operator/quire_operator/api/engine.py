@@ -30,7 +30,7 @@ _OWNED = "|".join(OPERATOR_OWNED_FLAGS)
 
 def _flag(text: str, default: str, **bounds: Any) -> Any:
     """An optional flag; `default` is what the engine does without it."""
-    return Field(None, description=f"{text} Default: {default}.", **bounds)
+    return Field(default=None, description=f"{text} Default: {default}.", **bounds)
 
 
 class Engine(ApiModel):
@@ -48,9 +48,7 @@ class Engine(ApiModel):
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = _flag(
         "Type of the KV cache. auto is dtype.", "auto"
     )
-    tokenizer: str | None = _flag(
-        "Folder or hub id of the tokenizer.", "the model's own", min_length=1, max_length=512
-    )
+    tokenizer: str | None = _flag("Folder or hub id of the tokenizer.", "the model's own", min_length=1, max_length=512)
     max_model_len: int | None = _flag(
         "Tokens of prompt plus answer at most. Longer prompts are refused with 400.",
         "what the model was made for",
@@ -77,9 +75,7 @@ class Engine(ApiModel):
     scheduler_policy: Literal["fcfs"] | None = _flag("Order of waiting requests.", "fcfs")
     enforce_eager: bool | None = _flag("Never capture CUDA graphs. No effect on a CPU.", "false")
     seed: int | None = _flag("Seed of requests that bring none.", "0", ge=0, le=(1 << 53) - 1)
-    cpu_threads: int | None = _flag(
-        "Threads of the CPU back end.", "the container's CPU quota", ge=1, le=1024
-    )
+    cpu_threads: int | None = _flag("Threads of the CPU back end.", "the container's CPU quota", ge=1, le=1024)
     chat_template: str | None = _flag(
         "Path, inside the pod, of a file with a jinja chat template. Mount it with spec.template.",
         "the model's own",
@@ -93,7 +89,7 @@ class Engine(ApiModel):
     max_body_size: Size | None = _flag("Largest accepted request body, as 16Mi. Beyond it 413.", "16Mi")
     log_level: Literal["debug", "info", "warning", "error"] | None = _flag("Least level that is logged.", "info")
     extra_args: tuple[str, ...] = Field(
-        (),
+        default=(),
         max_length=64,
         json_schema_extra=rules(
             rule(

@@ -42,7 +42,9 @@ class SecretKey(ApiModel):
     """One key of one named Secret in the namespace of the LLMDeployment."""
 
     name: ObjectName = Field(description="Name of the Secret, in the namespace of the LLMDeployment.")
-    key: str = Field("token", min_length=1, max_length=253, description="Key in the Secret whose value is the token.")
+    key: str = Field(
+        default="token", min_length=1, max_length=253, description="Key in the Secret whose value is the token."
+    )
 
 
 class Model(ApiModel):
@@ -68,29 +70,29 @@ class Model(ApiModel):
         )
     )
     revision: str = Field(
-        "main",
+        default="main",
         min_length=1,
         max_length=128,
         description="Branch, tag or commit of a hub model. No effect on pvc:// and file:// sources.",
     )
     served_name: ServedName | None = Field(
-        None, description="Name that requests put into `model`. Default: metadata.name."
+        default=None, description="Name that requests put into `model`. Default: metadata.name."
     )
     aliases: tuple[ServedName, ...] = Field(
-        (),
+        default=(),
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "set"},
         description="Further names that requests may use; at most 16.",
     )
     token_secret_ref: SecretKey | None = Field(
-        None,
+        default=None,
         description=(
             "Secret with the hub token for gated or private models. The pod refers to it by name; the value is never copied. "
             "Pods wait until it exists."
         ),
     )
     endpoint: str | None = Field(
-        None,
+        default=None,
         max_length=512,
         json_schema_extra=rules(
             rule(

@@ -12,9 +12,9 @@ from quire_operator.api.base import ApiModel, Quantity, rule, rules
 class Resources(ApiModel):
     """Compute resources of the engine container."""
 
-    gpus: int = Field(0, ge=0, le=64, description="GPUs of each pod, 0 to 64; 0 runs on the CPU. Default: 0.")
+    gpus: int = Field(default=0, ge=0, le=64, description="GPUs of each pod, 0 to 64; 0 runs on the CPU. Default: 0.")
     gpu_resource_name: str = Field(
-        "nvidia.com/gpu",
+        default="nvidia.com/gpu",
         min_length=1,
         max_length=253,
         json_schema_extra=rules(
@@ -71,4 +71,3 @@ class Template(ApiModel):
             "in the condition Progressing. Default: nothing."
         ),
     )
-

@@ -23,20 +23,23 @@ class Rollout(ApiModel):
     )
 
     strategy: Literal["RollingUpdate", "Recreate"] = Field(
-        "RollingUpdate",
+        default="RollingUpdate",
         description=(
             "RollingUpdate replaces pods step by step, within maxSurge and maxUnavailable. Recreate stops all old pods before "
             "the first new one starts. Default: RollingUpdate."
         ),
     )
     max_surge: int = Field(
-        1, ge=0, le=1000, description="Pods above spec.replicas while rolling; 0 where there is no spare GPU. Default: 1."
+        default=1,
+        ge=0,
+        le=1000,
+        description="Pods above spec.replicas while rolling; 0 where there is no spare GPU. Default: 1.",
     )
     max_unavailable: int = Field(
-        0, ge=0, le=1000, description="Pods below spec.replicas that may be missing while rolling. Default: 0."
+        default=0, ge=0, le=1000, description="Pods below spec.replicas that may be missing while rolling. Default: 0."
     )
     progress_deadline: Duration = Field(
-        "30m",
+        default="30m",
         json_schema_extra=between("10s", "24h"),
         description=(
             "Without progress for this long the condition Progressing turns False with reason ProgressDeadlineExceeded; old pods "
@@ -44,7 +47,7 @@ class Rollout(ApiModel):
         ),
     )
     drain_timeout: Duration = Field(
-        "10m",
+        default="10m",
         json_schema_extra=between("0s", "24h"),
         description=(
             "How long running requests may go on when a pod is stopped; its grace period is longer; 0s to 24h. A change rolls the "

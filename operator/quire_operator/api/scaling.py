@@ -23,11 +23,11 @@ class Targets(ApiModel):
     )
 
     queue_size: PositiveNumber | None = Field(
-        None,
+        default=None,
         description='Waiting requests per replica (scheduler_queue_size) to hold on average; above 0, as "4". Default: not used.',
     )
     gpu_cache_usage: Share | None = Field(
-        None,
+        default=None,
         description=(
             "Share of the KV pool in use per replica (gpu_cache_usage, whatever the device) to hold on average; above 0 and up "
             'to 1, as "0.80". Default: not used.'
@@ -39,7 +39,7 @@ class ScaleDown(ApiModel):
     """How reluctantly replicas are taken away."""
 
     stabilization: Duration = Field(
-        "5m",
+        default="5m",
         json_schema_extra=between("0s", "1h"),
         description="The highest demand of this span decides, so that a short lull removes nothing; 0s to 1h. Default: 5m.",
     )
@@ -57,7 +57,7 @@ class Autoscaling(ApiModel):
         )
     )
 
-    min_replicas: int = Field(1, ge=1, le=1000, description="Fewest replicas, 1 to 1000. Default: 1.")
+    min_replicas: int = Field(default=1, ge=1, le=1000, description="Fewest replicas, 1 to 1000. Default: 1.")
     max_replicas: int = Field(ge=1, le=1000, description="Most replicas, 1 to 1000.")
     targets: Targets = Field(description="What each replica should carry.")
     scale_down: ScaleDown = Field(default_factory=ScaleDown, description="How reluctantly replicas are taken away.")

@@ -46,17 +46,18 @@ class MetricStatus(ApiModel):
     """One metric, averaged over the ready pods."""
 
     name: str = Field(description="queueSize or gpuCacheUsage.")
-    value: str | None = Field(None, description="Average over the pods that answer; absent when none does.")
+    value: str | None = Field(default=None, description="Average over the pods that answer; absent when none does.")
     state: MetricState = Field(description="Fresh, Stale (the last value is too old) or Missing (never seen).")
 
 
 class AutoscalingStatus(ApiModel):
     """What is measured, and what the autoscaler wants."""
 
-    desired: int | None = Field(None, description="Replicas the autoscaler wants; absent without spec.autoscaling.")
+    desired: int | None = Field(
+        default=None, description="Replicas the autoscaler wants; absent without spec.autoscaling."
+    )
     metrics: tuple[MetricStatus, ...] = Field(
-        (),
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        default=(),
         description="The measured metrics.",
     )
 
@@ -64,27 +65,32 @@ class AutoscalingStatus(ApiModel):
 class Status(ApiModel):
     """What the operator last saw and did."""
 
-    observed_generation: int | None = Field(None, description="metadata.generation this status was computed from.")
+    observed_generation: int | None = Field(
+        default=None, description="metadata.generation this status was computed from."
+    )
     phase: Phase | None = Field(
-        None, description="One word: Pending, Loading, Ready, Progressing, Degraded, ScaledToZero or Failed."
+        default=None, description="One word: Pending, Loading, Ready, Progressing, Degraded, ScaledToZero or Failed."
     )
     conditions: tuple[Condition, ...] = Field(
-        (),
+        default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         description=(
             "Ready (a completion went through the router on the observed generation), Available (at least one pod answers), "
             "Progressing (pods are being replaced or added), MetricsAvailable, ScalingActive (copied from the autoscaler)."
         ),
     )
-    replicas: int | None = Field(None, description="Pods of the stable track that exist and are not being deleted.")
-    ready_replicas: int | None = Field(None, description="Of those, the ready ones.")
-    summary: str | None = Field(None, description="Ready and wanted replicas, as 1/2.")
-    selector: str | None = Field(None, description="Label selector of those pods, for /scale.")
-    url: str | None = Field(None, description="OpenAI base URL inside the cluster.")
+    replicas: int | None = Field(
+        default=None, description="Pods of the stable track that exist and are not being deleted."
+    )
+    ready_replicas: int | None = Field(default=None, description="Of those, the ready ones.")
+    summary: str | None = Field(default=None, description="Ready and wanted replicas, as 1/2.")
+    selector: str | None = Field(default=None, description="Label selector of those pods, for /scale.")
+    url: str | None = Field(default=None, description="OpenAI base URL inside the cluster.")
     revisions: tuple[RevisionStatus, ...] = Field(
-        (),
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        default=(),
         description="Revisions with pods; the wanted one first.",
     )
-    rollout: RolloutStatus | None = Field(None, description="The rollout under way; absent when there is none.")
-    autoscaling: AutoscalingStatus | None = Field(None, description="What is measured, and what the autoscaler wants.")
+    rollout: RolloutStatus | None = Field(default=None, description="The rollout under way; absent when there is none.")
+    autoscaling: AutoscalingStatus | None = Field(
+        default=None, description="What is measured, and what the autoscaler wants."
+    )

@@ -25,7 +25,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is stale")
     args = parser.parse_args()
     stale = [
-        path for path, text in outputs().items() if not (args.root / path).is_file() or (args.root / path).read_text() != text
+        path
+        for path, text in outputs().items()
+        if not (args.root / path).is_file() or (args.root / path).read_text() != text
     ]
     if args.check:
         for path in stale:

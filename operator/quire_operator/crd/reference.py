@@ -60,7 +60,7 @@ def _type(schema: dict[str, Any]) -> str:
     if isinstance(schema.get("additionalProperties"), dict):
         return f"map of {_type(schema['additionalProperties'])}"
     bounds = [str(schema[key]) for key in ("minimum", "maximum") if key in schema]
-    return schema["type"] + (f" {' to '.join(bounds)}" if len(bounds) == 2 else "")
+    return str(schema["type"]) + (f" {' to '.join(bounds)}" if len(bounds) == 2 else "")
 
 
 def _rule_lines(path: str, schema: dict[str, Any]) -> Iterator[str]:

@@ -34,7 +34,7 @@ class Spec(ApiModel):
         default_factory=Engine, description="Flags of the engine; each is the flag of `quire serve` with the same name."
     )
     replicas: int | None = Field(
-        None,
+        default=None,
         ge=0,
         le=1000,
         description=(
@@ -42,14 +42,16 @@ class Spec(ApiModel):
             "autoscaling.minReplicas."
         ),
     )
-    autoscaling: Autoscaling | None = Field(None, description="Lets the demand choose the number of replicas.")
-    rollout: Rollout = Field(
-        default_factory=Rollout, description="How pods move from one revision to the next."
-    )
+    autoscaling: Autoscaling | None = Field(default=None, description="Lets the demand choose the number of replicas.")
+    rollout: Rollout = Field(default_factory=Rollout, description="How pods move from one revision to the next.")
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each pod.")
-    template: Template = Field(default_factory=Template, description="Patch on the pods, for everything not named above.")
+    template: Template = Field(
+        default_factory=Template, description="Patch on the pods, for everything not named above."
+    )
     image: str = Field(
-        "", max_length=512, description="Image of the engine. Default (empty): the runtime image of the operator's chart."
+        default="",
+        max_length=512,
+        description="Image of the engine. Default (empty): the runtime image of the operator's chart.",
     )
 
 
@@ -67,4 +69,6 @@ class LLMDeployment(ApiModel):
     )
 
     spec: Spec = Field(description="What is wanted.")
-    status: Status | None = Field(None, description="What the operator last saw and did. Written by the operator only.")
+    status: Status | None = Field(
+        default=None, description="What the operator last saw and did. Written by the operator only."
+    )

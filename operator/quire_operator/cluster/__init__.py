@@ -1,0 +1,8 @@
+"""All traffic with the API server outside kopf's watches: reads, server-side apply, status, events, certificate store.
+
+One field manager (`quire-operator`). Nothing is written that is there already. No decisions are taken here.
+"""
+
+from quire_operator.cluster.client import Cluster, connect
+
+__all__ = ["Cluster", "connect"]

@@ -1,0 +1,226 @@
+"""The operator's hands: reads and writes of one LLMDeployment and its children. Every call has a deadline.
+
+Reads go to the API server and see our own writes, so decisions never rest on a stale cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx2
+from lightkube import AsyncClient
+from lightkube.config.kubeconfig import KubeConfig
+from lightkube.core.exceptions import ApiError
+from lightkube.types import PatchType
+
+from quire_operator import labels, telemetry
+from quire_operator.cluster import kinds
+from quire_operator.cluster.drift import digest, matches
+from quire_operator.errors import ApplyError
+from quire_operator.observation import Body, Observation
+from quire_operator.spec import Key
+from quire_operator.status import Event
+
+log = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S = 20.0
+
+_KIND_OF = {
+    "Deployment": kinds.Deployment,
+    "Service": kinds.Service,
+    "HorizontalPodAutoscaler": kinds.HorizontalPodAutoscaler,
+}
+
+
+def connect() -> AsyncClient:
+    """KUBECONFIG, ~/.kube/config, or the pod's service account."""
+    return AsyncClient(
+        config=KubeConfig.from_env(),
+        timeout=httpx2.Timeout(REQUEST_TIMEOUT_S),
+        field_manager=labels.FIELD_MANAGER,
+        trust_env=False,
+    )
+
+
+class Cluster:
+    """Everything but watches. Safe to use from many tasks."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.client = client
+        self._settled: dict[tuple[str, str, str], tuple[str, str]] = {}
+
+    async def observe(self, key: Key) -> Observation | None:
+        """None when the LLMDeployment is gone."""
+        body, deployments, pods, service, hpa = await asyncio.gather(
+            self.get(kinds.LLMDeployment, key.name, key.namespace),
+            self._children(kinds.Deployment, key),
+            self._children(kinds.Pod, key),
+            self.get(kinds.Service, key.name, key.namespace),
+            self.get(kinds.HorizontalPodAutoscaler, key.name, key.namespace),
+        )
+        if body is None:
+            return None
+        uid = body["metadata"]["uid"]
+        return Observation(
+            body=body,
+            deployments=[item for item in deployments if _owned_by(item, uid)],
+            pods=pods,
+            service=service,
+            hpa=hpa if hpa is not None and _owned_by(hpa, uid) else None,
+        )
+
+    async def list_all(self, namespaces: Sequence[str]) -> list[Body]:
+        """Every LLMDeployment of the watched namespaces (none named: of all)."""
+        found: list[Body] = []
+        for namespace in namespaces or ("*",):
+            found += [item async for item in self.client.list(kinds.LLMDeployment, namespace=namespace, chunk_size=500)]
+        return found
+
+    async def get(self, kind: kinds.Kind, name: str, namespace: str | None = None) -> Body | None:
+        """None where there is no such object."""
+        try:
+            if namespace is None:
+                found: Body = await self.client.get(kind, name)
+            else:
+                found = await self.client.get(kind, name, namespace=namespace)
+        except ApiError as error:
+            if error.status.code == 404:
+                return None
+            raise
+        return found
+
+    async def apply(self, wanted: Mapping[str, Any], live: Body | None) -> bool:
+        """Server-side apply, unless `live` is that already; True when something was written.
+
+        Raises ApplyError with the server's sentence when the object is refused.
+        """
+        kind, metadata = wanted["kind"], wanted["metadata"]
+        where = (kind, metadata["namespace"], metadata["name"])
+        mark = digest(wanted)
+        marked = {**metadata, "annotations": {**metadata.get("annotations", {}), labels.APPLIED_HASH: mark}}
+        full = {**wanted, "metadata": marked}
+        if live is not None:
+            version = live["metadata"]["resourceVersion"]
+            if self._settled.get(where) == (mark, version) or matches(full, live):
+                return False
+        written = await self._refusable(
+            where,
+            self.client.patch(
+                _KIND_OF[kind], where[2], full, namespace=where[1], patch_type=PatchType.APPLY, force=True
+            ),
+        )
+        self._settled[where] = (mark, written["metadata"]["resourceVersion"])
+        telemetry.WRITES.labels(kind=kind).inc()
+        return True
+
+    async def resize(self, key: Key, workload: str, replicas: int) -> None:
+        """Set the size of an old revision, whose template we no longer build."""
+        patch = {"spec": {"replicas": replicas}}
+        await self._refusable(
+            ("Deployment", key.namespace, workload),
+            self.client.patch(kinds.Deployment, workload, patch, namespace=key.namespace, patch_type=PatchType.MERGE),
+        )
+        telemetry.WRITES.labels(kind="Deployment").inc()
+
+    async def delete(self, kind: kinds.Kind, key: Key, name: str) -> None:
+        """No error when it is gone already."""
+        try:
+            await self.client.delete(kind, name, namespace=key.namespace)
+        except ApiError as error:
+            if error.status.code != 404:
+                raise
+        telemetry.WRITES.labels(kind=kind.__name__).inc()
+        self._settled.pop((kind.__name__, key.namespace, name), None)
+
+    async def set_scale(self, key: Key, replicas: int) -> None:
+        """Give spec.replicas its first value, through /scale as an autoscaler would."""
+        patch = {"spec": {"replicas": replicas}}
+        await self.client.patch(
+            kinds.LLMDeploymentScale, key.name, patch, namespace=key.namespace, patch_type=PatchType.MERGE
+        )
+        telemetry.WRITES.labels(kind="Scale").inc()
+
+    async def write_status(self, body: Body, status: Mapping[str, Any]) -> bool:
+        """True when something was written; an equal status costs nothing. An object deleted meanwhile is no error."""
+        if _comparable(body.get("status") or {}) == _comparable(status):
+            return False
+        metadata = body["metadata"]
+        patch = {
+            "apiVersion": labels.API_VERSION,
+            "kind": labels.KIND,
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
+            "status": status,
+        }
+        try:
+            await self.client.patch(
+                kinds.LLMDeploymentStatus,
+                metadata["name"],
+                patch,
+                namespace=metadata["namespace"],
+                patch_type=PatchType.APPLY,
+                force=True,
+            )
+        except ApiError as error:
+            if error.status.code in (404, 409):
+                log.debug("status of %s/%s not written: %s", metadata["namespace"], metadata["name"], error)
+                return False
+            raise
+        telemetry.WRITES.labels(kind="Status").inc()
+        return True
+
+    async def post_event(self, body: Body, event: Event) -> None:
+        """A lost event is logged, never an error: what it says is in the status too."""
+        metadata, now = body["metadata"], datetime.now(UTC)
+        stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        entry = {
+            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+            "eventTime": stamp,
+            "reportingController": "quire.dev/operator",
+            "reportingInstance": socket.gethostname()[:128],
+            "action": event.action,
+            "reason": event.reason,
+            "note": event.message[:1023],
+            "type": event.kind,
+            "regarding": {
+                "apiVersion": labels.API_VERSION,
+                "kind": labels.KIND,
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+            },
+        }
+        try:
+            await self.client.create(kinds.Event.from_dict(entry))
+        except (ApiError, httpx2.HTTPError) as error:
+            log.warning("event %s of %s/%s is lost: %s", event.reason, metadata["namespace"], metadata["name"], error)
+        telemetry.WRITES.labels(kind="Event").inc()
+
+    async def _children(self, kind: kinds.Kind, key: Key) -> list[Body]:
+        found = self.client.list(kind, namespace=key.namespace, labels={labels.DEPLOYMENT: key.name})
+        return [item async for item in found]
+
+    async def _refusable(self, where: tuple[str, str, str], request: Any) -> Any:
+        try:
+            return await request
+        except ApiError as error:
+            if error.status.code is not None and 400 <= error.status.code < 500 and error.status.code != 429:
+                kind, namespace, name = where
+                raise ApplyError(
+                    f"{kind} {namespace}/{name} is refused by the API server: {error.status.message}"
+                ) from error
+            raise
+
+
+def _owned_by(body: Body, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in body["metadata"].get("ownerReferences", ()))
+
+
+def _comparable(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Conditions are a map by type: their order says nothing."""
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    return {**status, "conditions": conditions}

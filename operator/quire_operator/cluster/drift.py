@@ -1,0 +1,61 @@
+"""Whether an object in the cluster is what we want already, so that nothing needs to be written. Pure.
+
+Two tests together: the hash of what was applied last (kept in an annotation: catches fields we no longer want), and
+a comparison of every wanted field with the live one (catches edits by others). Defaults the API server adds are no drift.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+_FACTORS = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+}
+_QUANTITY = re.compile(r"([0-9]*\.?[0-9]+|[0-9]+\.)(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+
+
+def digest(wanted: Mapping[str, Any]) -> str:
+    """Hash of an object as we apply it."""
+    text = json.dumps(wanted, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def matches(wanted: Any, live: Any) -> bool:
+    """Every field of `wanted` is in `live` with an equal value; `live` may have more."""
+    if isinstance(wanted, Mapping):
+        if not isinstance(live, Mapping):
+            return not wanted and live is None
+        return all(matches(value, live.get(key)) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        if not isinstance(live, list):
+            return not wanted and live is None
+        return len(wanted) == len(live) and all(map(matches, wanted, live))
+    if wanted == live:
+        return True
+    return _same_quantity(wanted, live)
+
+
+def _same_quantity(wanted: Any, live: Any) -> bool:
+    one, other = _number(wanted), _number(live)
+    return one is not None and one == other
+
+
+def _number(value: Any) -> Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    match = _QUANTITY.fullmatch(str(value))
+    return Decimal(match[1]) * _FACTORS[match[2] or ""] if match else None

@@ -1,0 +1,93 @@
+"""kopf's part: watches that say "look again", and nothing else.
+
+Only `on.event` handlers are used. They leave no trace in the objects: no finalizer, no annotation, no diff base. The
+body of an event is never acted on; its namespace and label only name the LLMDeployment to look at.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kopf
+
+from quire_operator import labels, telemetry
+from quire_operator.settings import Settings
+from quire_operator.spec import Key
+
+log = logging.getLogger(__name__)
+
+WATCHED_CHILDREN = (
+    ("apps", "v1", "deployments"),
+    ("", "v1", "pods"),
+    ("", "v1", "services"),
+    ("autoscaling", "v2", "horizontalpodautoscalers"),
+)
+
+LookAgain = Callable[[Key], None]
+SawVersion = Callable[[Key, str], None]
+
+
+def build_registry(look_again: LookAgain, saw_version: SawVersion) -> kopf.OperatorRegistry:
+    """`saw_version(key, resourceVersion)` tells the watch monitor what the watch of LLMDeployments delivers."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=registry)
+    async def changed(meta: Mapping[str, Any], **_: Any) -> None:
+        _count(labels.KIND)
+        key = Key(meta["namespace"], meta["name"])
+        saw_version(key, meta.get("resourceVersion", ""))
+        look_again(key)
+
+    async def child_changed(meta: Mapping[str, Any], resource: kopf.Resource, **_: Any) -> None:
+        _count(resource.kind or resource.plural)
+        owner = meta.get("labels", {}).get(labels.DEPLOYMENT)
+        if owner:
+            look_again(Key(meta["namespace"], owner))
+
+    for group, version, plural in WATCHED_CHILDREN:
+        kopf.on.event(group, version, plural, id=f"child-{plural}", registry=registry)(child_changed)
+    return registry
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """As kopf's author advises for level-triggered work: explicit time limits, nothing stored, no peering, no scanning."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 30
+    settings.watching.reconnect_backoff = 1.0
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.persistence.finalizer = f"operator.{labels.GROUP}/finalizer"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=f"operator.{labels.GROUP}", v1=False)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=f"operator.{labels.GROUP}", v1=False)
+    for group, version, plural in WATCHED_CHILDREN:
+        settings.watching.label_selectors[group, version, plural] = labels.DEPLOYMENT
+    return settings
+
+
+async def watch(settings: Settings, look_again: LookAgain, saw_version: SawVersion) -> None:
+    """Runs kopf until it is told to stop (SIGTERM, SIGINT) or cancelled."""
+    namespaces = settings.watch_namespaces
+    await kopf.operator(
+        registry=build_registry(look_again, saw_version),
+        settings=build_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+    )
+
+
+def _count(kind: str) -> None:
+    telemetry.WATCH_EVENTS.labels(kind=kind).inc()
+    telemetry.LAST_WATCH_EVENT.set(time.time())

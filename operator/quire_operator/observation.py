@@ -1,0 +1,109 @@
+"""What was seen in the cluster for one LLMDeployment, reduced to what decisions need.
+
+Bodies come as plain maps from the API server; everything below `cluster` works with these views. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire_operator import labels
+from quire_operator.spec import Key
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One consistent-enough look: read after every write of ours, never from a cache."""
+
+    body: Body
+    deployments: Sequence[Body]
+    pods: Sequence[Body]
+    service: Body | None
+    hpa: Body | None
+
+    @property
+    def key(self) -> Key:
+        metadata = self.body["metadata"]
+        return Key(metadata["namespace"], metadata["name"])
+
+
+@dataclass(frozen=True)
+class PodView:
+    """One pod that is neither finished nor failed. `body` is there for reasons and messages only."""
+
+    name: str
+    namespace: str
+    revision: str
+    track: str
+    labels: Mapping[str, str]
+    ip: str | None
+    ready: bool
+    terminating: bool
+    body: Body = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class WorkloadView:
+    """One Deployment of ours."""
+
+    name: str
+    revision: str
+    desired: int
+    created: str
+    failure: str | None
+
+
+def pod_views(pods: Sequence[Body]) -> tuple[PodView, ...]:
+    """By name; finished pods are left out, those being deleted are not."""
+    views = [_pod_view(body) for body in pods if body.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+    return tuple(sorted(views, key=lambda view: view.name))
+
+
+def _pod_view(body: Body) -> PodView:
+    metadata, status = body["metadata"], body.get("status", {})
+    marks = metadata.get("labels", {})
+    terminating = "deletionTimestamp" in metadata
+    return PodView(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        revision=marks.get(labels.REVISION, ""),
+        track=marks.get(labels.TRACK, ""),
+        labels=marks,
+        ip=status.get("podIP"),
+        ready=not terminating and condition_status(status, "Ready") == "True",
+        terminating=terminating,
+        body=body,
+    )
+
+
+def workload_views(deployments: Sequence[Body]) -> tuple[WorkloadView, ...]:
+    """By name."""
+    return tuple(sorted((_workload_view(body) for body in deployments), key=lambda view: view.name))
+
+
+def _workload_view(body: Body) -> WorkloadView:
+    metadata = body["metadata"]
+    failure = find_condition(body.get("status", {}), "ReplicaFailure")
+    return WorkloadView(
+        name=metadata["name"],
+        revision=metadata.get("labels", {}).get(labels.REVISION, ""),
+        desired=body.get("spec", {}).get("replicas", 1),
+        created=metadata.get("creationTimestamp", ""),
+        failure=failure.get("message") if failure is not None and failure.get("status") == "True" else None,
+    )
+
+
+def find_condition(status: Body, kind: str) -> Body | None:
+    """The condition of that type, in any Kubernetes status."""
+    conditions: Sequence[Body] = status.get("conditions") or ()
+    return next((condition for condition in conditions if condition.get("type") == kind), None)
+
+
+def condition_status(status: Body, kind: str) -> str:
+    """`Unknown` where there is no such condition."""
+    found = find_condition(status, kind)
+    return str(found["status"]) if found is not None else "Unknown"

@@ -1,0 +1,141 @@
+"""Puts the operator together and runs it: queue, watches, resync, scraper, metrics API, health.
+
+A part that ends ends the process, with the reason in the log: a half-dead operator is worse than a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import httpx2
+from lightkube.core.exceptions import ApiError
+
+from quire_operator import labels
+from quire_operator.cluster import Cluster, connect
+from quire_operator.handlers import watch
+from quire_operator.health import Probe, WatchMonitor, start_servers
+from quire_operator.metrics_api import MetricsApi
+from quire_operator.probe import Samples, Scraper, Verifier
+from quire_operator.reconcile import Reconciler
+from quire_operator.settings import Settings
+from quire_operator.spec import Key
+from quire_operator.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+CRD_RETRY_S = 2.0
+
+
+class Operator:
+    """One process's worth of operator."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._samples = Samples(settings.stale_after_s)
+        self._verifier = Verifier(settings.router_url, changed=self._look_again)
+        self._reconciler = Reconciler(cluster, settings, self._samples, self._verifier)
+        self._queue: WorkQueue[Key] = WorkQueue(self._reconciler)
+        self._monitor = WatchMonitor()
+        self._metrics_api = MetricsApi(cluster, settings, self._samples) if settings.metrics_api else None
+        self._synced = False
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT; raises what ended a part of it otherwise."""
+        settings = self._settings
+        probe = Probe(alive=lambda: self._monitor.dead(at=time.monotonic()), ready=self._why_not_ready)
+        runners = await start_servers(
+            probe, host=settings.host, health_port=settings.health_port, metrics_port=settings.metrics_port
+        )
+        try:
+            await self._wait_for_definition()
+            await self._run_parts()
+        finally:
+            await self._verifier.close()
+            for runner in runners:
+                await runner.cleanup()
+
+    async def _run_parts(self) -> None:
+        settings = self._settings
+        scraper = Scraper(
+            self._samples,
+            interval_s=settings.scrape_interval_s,
+            timeout_s=settings.scrape_timeout_s,
+            show=self._look_again,
+        )
+        parts: dict[str, Coroutine[Any, Any, None]] = {
+            "watches": watch(settings, self._look_again, self._monitor.delivered),
+            "workers": self._queue.run(settings.workers),
+            "resync": self._resync(),
+            "scraper": scraper.run(),
+        }
+        if self._metrics_api is not None:
+            parts["metrics API"] = self._metrics_api.run()
+        tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                log.info("%s ended: stopping", task.get_name())
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait_for_definition(self) -> None:
+        """The chart may create the CRD at the same moment; kopf wants to find it when it starts."""
+        told = False
+        while True:
+            try:
+                await self._cluster.list_all(self._settings.watch_namespaces)
+                return
+            except ApiError as error:
+                why = error.status.message or str(error)
+            except httpx2.HTTPError as error:
+                why = str(error) or type(error).__name__
+            if not told:
+                log.warning("waiting until %s.%s can be listed: %s", labels.PLURAL, labels.GROUP, why)
+                told = True
+            await asyncio.sleep(CRD_RETRY_S)
+
+    async def _resync(self) -> None:
+        """Everything is looked at now and then, events or not."""
+        while True:
+            try:
+                bodies = await self._cluster.list_all(self._settings.watch_namespaces)
+            except (ApiError, httpx2.HTTPError) as error:
+                log.warning("resync: LLMDeployments cannot be listed: %s", error)
+                await asyncio.sleep(CRD_RETRY_S)
+                continue
+            versions = {
+                Key(body["metadata"]["namespace"], body["metadata"]["name"]): body["metadata"]["resourceVersion"]
+                for body in bodies
+            }
+            self._monitor.listed(versions, at=time.monotonic())
+            for key in versions.keys() | set(self._samples.keys()):
+                self._queue.add(key)
+            self._synced = True
+            await asyncio.sleep(self._settings.resync_interval_s)
+
+    def _look_again(self, key: Key) -> None:
+        self._queue.add(key)
+
+    def _why_not_ready(self) -> str | None:
+        if not self._synced:
+            return "the LLMDeployments have not been listed yet"
+        if self._metrics_api is not None and not self._metrics_api.serving:
+            return "custom.metrics.k8s.io is not served yet"
+        return None
+
+
+async def operate(settings: Settings) -> None:
+    """Connect and run."""
+    client = connect()
+    try:
+        await Operator(Cluster(client), settings).run()
+    finally:
+        await client.close()

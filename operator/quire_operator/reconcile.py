@@ -1,0 +1,184 @@
+"""One look at one LLMDeployment: read everything, decide with pure functions, apply, report.
+
+Level-triggered: nothing is remembered from event to event but what can be read again, so it does not matter which
+event asked, how many were lost, or that the operator restarted. Forbidden here: kopf, and decisions (see policy, status).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from quire_operator import telemetry
+from quire_operator.api import Status
+from quire_operator.cluster import Cluster, kinds
+from quire_operator.errors import ApplyError, SpecError
+from quire_operator.observation import Body, Observation, pod_views, workload_views
+from quire_operator.policy import Plan, make_plan, revision_of
+from quire_operator.probe import Samples, Verifier
+from quire_operator.resources import build_deployment, build_hpa, build_pod_template, build_service, workload_name
+from quire_operator.resources.pod import PodDefaults
+from quire_operator.settings import Settings
+from quire_operator.spec import Deployment, Key, parse, parse_status
+from quire_operator.status import (
+    Event,
+    Facts,
+    Verification,
+    answers_everywhere,
+    build_status,
+    events_between,
+    invalid_status,
+    problem_of,
+)
+from quire_operator.status.report import seconds_late
+from quire_operator.workqueue import Outcome
+
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Call it with a key; it is the work of the queue."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, samples: Samples, verifier: Verifier) -> None:
+        self._cluster = cluster
+        self._samples = samples
+        self._verifier = verifier
+        self._url = f"{settings.router_url}/v1"
+        self._defaults = PodDefaults(settings.runtime_image, settings.runtime_image_pull_policy)
+
+    async def __call__(self, key: Key) -> Outcome:
+        seen = await self._cluster.observe(key)
+        if seen is None or "deletionTimestamp" in seen.body["metadata"]:
+            self._forget(key)
+            return Outcome()
+        try:
+            owner = parse(seen.body)
+        except SpecError as error:
+            await self._report_invalid(seen.body, key, str(error))
+            return Outcome()
+        return await self._converge(owner, seen)
+
+    async def _converge(self, owner: Deployment, seen: Observation) -> Outcome:
+        pods = pod_views(seen.pods)
+        self._samples.set_pods(owner.key, pods)
+        template = build_pod_template(owner, self._defaults)
+        revision = revision_of(template)
+        plan = make_plan(owner, revision, workload_views(seen.deployments), pods)
+        events: list[Event] = []
+        refused: str | None = None
+        try:
+            await self._carry_out(owner, seen, template, plan, events)
+        except ApplyError as error:
+            refused = str(error)
+            telemetry.RECONCILE_ERRORS.labels(reason="ApplyError").inc()
+        facts = Facts(
+            owner=owner,
+            now=_now(),
+            revision=revision,
+            views=plan.views,
+            pods=pods,
+            problem=problem_of(pods, revision),
+            failure=next((view.failure for view in workload_views(seen.deployments) if view.failure), None),
+            apply_error=refused,
+            verification=Verification("NotAsked"),
+            readings=self._samples.readings(owner.key, at=time.monotonic()),
+            hpa=seen.hpa,
+            url=self._url,
+        )
+        facts = self._verify(facts)
+        status = build_status(facts)
+        await self._report(seen.body, owner.status, status, events)
+        self._count(owner, status)
+        return Outcome(again_s=_deadline_in(facts, status), failed=refused is not None)
+
+    async def _carry_out(
+        self, owner: Deployment, seen: Observation, template: Body, plan: Plan, events: list[Event]
+    ) -> None:
+        if owner.spec.autoscaling is not None and owner.spec.replicas is None:
+            await self._cluster.set_scale(owner.key, owner.initial_replicas)
+        await self._cluster.apply(build_service(owner), seen.service)
+        await self._apply_workload(owner, seen, template, plan, events)
+        for revision, before, after in plan.resize:
+            await self._cluster.resize(owner.key, workload_name(owner.name, revision), after)
+            events.append(Event("Normal", "Scaled", f"revision {revision}: {before} to {after} replicas", "Scale"))
+        for revision in plan.delete:
+            await self._cluster.delete(kinds.Deployment, owner.key, workload_name(owner.name, revision))
+            events.append(Event("Normal", "RevisionRemoved", f"revision {revision} has no pods left", "Roll"))
+        await self._apply_hpa(owner, seen)
+
+    async def _apply_workload(
+        self, owner: Deployment, seen: Observation, template: Body, plan: Plan, events: list[Event]
+    ) -> None:
+        name = workload_name(owner.name, plan.revision)
+        live = next((item for item in seen.deployments if item["metadata"]["name"] == name), None)
+        wanted = build_deployment(owner, plan.revision, dict(template), plan.size)
+        if not await self._cluster.apply(wanted, live):
+            return
+        if live is None:
+            text = f"revision {plan.revision} begins with {plan.size} of {owner.wanted_replicas} replicas"
+            events.append(Event("Normal", "RevisionCreated", text, "Roll"))
+        elif (before := live["spec"]["replicas"]) != plan.size:
+            text = f"revision {plan.revision}: {before} to {plan.size} replicas"
+            events.append(Event("Normal", "Scaled", text, "Scale"))
+
+    async def _apply_hpa(self, owner: Deployment, seen: Observation) -> None:
+        wanted = build_hpa(owner)
+        if wanted is not None:
+            await self._cluster.apply(wanted, seen.hpa)
+        elif seen.hpa is not None:
+            await self._cluster.delete(kinds.HorizontalPodAutoscaler, owner.key, owner.name)
+
+    def _verify(self, facts: Facts) -> Facts:
+        owner = facts.owner
+        if not answers_everywhere(facts):
+            self._verifier.forget(owner.key)
+            return facts
+        answer = self._verifier.ask(
+            owner.key,
+            uid=owner.uid,
+            generation=owner.generation,
+            revision=facts.revision,
+            model=owner.model_names[0],
+        )
+        return facts.with_verification(answer)
+
+    async def _report_invalid(self, body: Body, key: Key, message: str) -> None:
+        log.warning("%s: %s", key, message)
+        before = parse_status(body)
+        status = invalid_status(key, body["metadata"]["generation"], before, message, _now())
+        await self._report(body, before, status, [])
+
+    async def _report(self, body: Body, before: Status, after: Status, events: Sequence[Event]) -> None:
+        """Events follow the status that proves them: an operator that dies in between repeats none."""
+        written = await self._cluster.write_status(
+            body, after.model_dump(by_alias=True, exclude_none=True, mode="json")
+        )
+        for event in (*events, *(events_between(before, after) if written else ())):
+            await self._cluster.post_event(body, event)
+
+    def _count(self, owner: Deployment, status: Status) -> None:
+        for state, value in (
+            ("desired", owner.wanted_replicas),
+            ("current", status.replicas or 0),
+            ("ready", status.ready_replicas or 0),
+        ):
+            telemetry.REPLICAS.labels(owner.namespace, owner.name, state).set(value)
+
+    def _forget(self, key: Key) -> None:
+        self._samples.forget(key)
+        self._verifier.forget(key)
+        telemetry.forget(key.namespace, key.name)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _deadline_in(facts: Facts, status: Status) -> float | None:
+    """Seconds until the progress deadline, if one runs and has not passed yet."""
+    if status.rollout is None:
+        return None
+    late = seconds_late(facts, status.rollout)
+    return -late + 1.0 if late < 0 else None

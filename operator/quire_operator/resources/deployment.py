@@ -1,0 +1,34 @@
+"""The Deployment of one revision. Its template never changes: another template is another revision. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire_operator import labels
+from quire_operator.api import seconds
+from quire_operator.resources.meta import child_metadata
+from quire_operator.spec import Deployment
+
+
+def workload_name(owner_name: str, revision: str) -> str:
+    """`<name>-<revision>`."""
+    return f"{owner_name}-{revision}"
+
+
+def build_deployment(owner: Deployment, revision: str, template: dict[str, Any], replicas: int) -> dict[str, Any]:
+    """`template` is `build_pod_template`'s; revision and track are added to its labels here."""
+    selector = {**labels.leader_selector(owner.name), labels.REVISION: revision}
+    marks = {labels.REVISION: revision, labels.TRACK: labels.STABLE}
+    metadata = template["metadata"]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": child_metadata(owner, workload_name(owner.name, revision), {**marks, labels.ROLE: labels.LEADER}),
+        "spec": {
+            "replicas": replicas,
+            "revisionHistoryLimit": 0,
+            "progressDeadlineSeconds": max(seconds(owner.spec.rollout.progress_deadline), 1),
+            "selector": {"matchLabels": selector},
+            "template": {**template, "metadata": {**metadata, "labels": {**metadata["labels"], **marks}}},
+        },
+    }

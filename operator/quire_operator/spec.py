@@ -1,0 +1,94 @@
+"""From an object as the API server sends it to the frozen types, and to what one LLMDeployment wants.
+
+The schema of the CRD has refused most bad input already; what still does not parse (an object stored under another
+schema) becomes one SpecError that names the field. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from quire_operator.api import Spec, Status
+from quire_operator.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Key:
+    """Identity of one LLMDeployment in the work queue."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One LLMDeployment, parsed."""
+
+    key: Key
+    uid: str
+    generation: int
+    spec: Spec
+    status: Status
+
+    @property
+    def name(self) -> str:
+        return self.key.name
+
+    @property
+    def namespace(self) -> str:
+        return self.key.namespace
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that requests may use, the served name first."""
+        return self.spec.model.names(self.key.name)
+
+    @property
+    def wanted_replicas(self) -> int:
+        """The owner of spec.replicas has the say; absent, one (or the autoscaler's minimum)."""
+        if self.spec.replicas is not None:
+            return self.spec.replicas
+        return self.initial_replicas
+
+    @property
+    def initial_replicas(self) -> int:
+        return self.spec.autoscaling.min_replicas if self.spec.autoscaling is not None else 1
+
+
+def parse(body: Mapping[str, Any]) -> Deployment:
+    """Raises SpecError with one sentence for the first bad field."""
+    metadata = body["metadata"]
+    try:
+        spec = Spec.model_validate(body.get("spec") or {})
+    except ValidationError as error:
+        raise SpecError(_sentence("spec", error)) from None
+    return Deployment(
+        key=Key(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        spec=spec,
+        status=parse_status(body),
+    )
+
+
+def parse_status(body: Mapping[str, Any]) -> Status:
+    """What was reported last; an unreadable status is as none, for it is rewritten as a whole."""
+    try:
+        return Status.model_validate(body.get("status") or {})
+    except ValidationError:
+        return Status.model_validate({})
+
+
+def _sentence(root: str, error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = ".".join((root, *(str(part) for part in first["loc"])))
+    if first["type"] == "extra_forbidden":
+        return f"{path} is not a field this operator knows: remove it or upgrade the operator"
+    return f"{path}={first['input']!r} is not acceptable: {first['msg']}"

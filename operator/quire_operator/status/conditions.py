@@ -1,0 +1,149 @@
+"""The conditions, one function each. `lastTransitionTime` moves only when `status` changes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from quire_operator.api import Condition, RolloutStatus
+from quire_operator.observation import find_condition
+from quire_operator.status.facts import Facts
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A condition before it has a time."""
+
+    status: Truth
+    reason: str
+    message: str
+    held_generation: int | None = None
+
+
+def previous(facts: Facts, kind: str) -> Condition | None:
+    """The condition as reported last."""
+    return next((condition for condition in facts.owner.status.conditions if condition.type == kind), None)
+
+
+def was_ready(facts: Facts) -> bool:
+    """Ready was reported for the revision that is wanted now."""
+    ready, revisions = previous(facts, "Ready"), facts.owner.status.revisions
+    return ready is not None and ready.status == "True" and bool(revisions) and revisions[0].name == facts.revision
+
+
+def serving(facts: Facts) -> bool:
+    """The wanted revision answers alone: all of it at first; once it was Ready, one pod is enough while others come and go."""
+    if facts.complete:
+        return True
+    return was_ready(facts) and facts.target.ready > 0 and all(view.desired == 0 for view in facts.old)
+
+
+def all_conditions(facts: Facts, rollout: RolloutStatus | None, *, late: bool) -> tuple[Condition, ...]:
+    """In the order people read them."""
+    makers: Sequence[tuple[str, Callable[[], Finding | None]]] = (
+        ("Ready", lambda: _ready(facts)),
+        ("Available", lambda: _available(facts)),
+        ("Progressing", lambda: _progressing(facts, rollout, late=late)),
+        ("MetricsAvailable", lambda: _metrics(facts)),
+        ("ScalingActive", lambda: _scaling(facts)),
+    )
+    found = ((kind, make()) for kind, make in makers)
+    return tuple(dated(facts, kind, finding) for kind, finding in found if finding is not None)
+
+
+def dated(facts: Facts, kind: str, finding: Finding) -> Condition:
+    """With the time of the last change of status."""
+    before = previous(facts, kind)
+    same = before is not None and before.status == finding.status
+    return Condition(
+        type=kind,
+        status=finding.status,
+        reason=finding.reason,
+        message=finding.message,
+        last_transition_time=before.last_transition_time if before is not None and same else facts.now,
+        observed_generation=finding.held_generation or facts.owner.generation,
+    )
+
+
+def _why_not(facts: Facts) -> tuple[str, str]:
+    """The best explanation for missing replicas."""
+    if facts.apply_error is not None:
+        return "ApplyFailed", facts.apply_error
+    if facts.problem is not None:
+        return facts.problem.reason, facts.problem.message
+    if facts.failure is not None:
+        return "FailedCreate", f"pods cannot be created: {facts.failure}"
+    ready, wanted = facts.target.ready, facts.wanted
+    left = sum(view.desired for view in facts.old)
+    if left and ready >= wanted:
+        return "RollingOut", f"{left} replicas of old revisions are still to be replaced"
+    return "Loading", f"{ready} of {wanted} replicas of revision {facts.revision} are ready; the others are starting"
+
+
+def _ready(facts: Facts) -> Finding:
+    if facts.wanted == 0:
+        return Finding("False", "ScaledToZero", "spec.replicas is 0: nothing is asked to serve")
+    if not serving(facts):
+        return Finding("False", *_why_not(facts))
+    if facts.verification.state == "Passed":
+        return Finding("True", "Answering", "a completion went through the router")
+    before = previous(facts, "Ready")
+    if before is not None and was_ready(facts):
+        # The same pods under a new generation: what was proved stays true, but is not yet proved for this generation.
+        return Finding("True", before.reason, before.message, held_generation=before.observed_generation)
+    if facts.verification.state == "Failed":
+        return Finding("False", facts.verification.reason, facts.verification.message)
+    return Finding("False", "Verifying", "the replicas are ready; waiting for a completion through the router")
+
+
+def _available(facts: Facts) -> Finding:
+    if facts.ready > 0:
+        return Finding("True", "ReplicasReady", f"{facts.ready} of {facts.wanted} replicas are ready")
+    if facts.wanted == 0:
+        return Finding("False", "ScaledToZero", "spec.replicas is 0: nothing is asked to serve")
+    return Finding("False", *_why_not(facts))
+
+
+def _progressing(facts: Facts, rollout: RolloutStatus | None, *, late: bool) -> Finding:
+    if facts.apply_error is not None:
+        return Finding("False", "ApplyFailed", facts.apply_error)
+    if rollout is None:
+        return Finding("False", "Complete", f"all {facts.wanted} replicas are of revision {facts.revision}")
+    if late:
+        deadline = facts.owner.spec.rollout.progress_deadline
+        _, why = _why_not(facts)
+        return Finding("False", "ProgressDeadlineExceeded", f"no progress for {deadline}: {why}")
+    if any(view.desired for view in facts.old):
+        return Finding("True", "RollingOut", rollout.message)
+    return Finding("True", "Scaling", rollout.message)
+
+
+def _metrics(facts: Facts) -> Finding:
+    if facts.ready == 0:
+        return Finding("Unknown", "NoPods", "no pod is ready, so there is nothing to measure")
+    for reading in facts.readings:
+        if not reading.tried:
+            return Finding("Unknown", "NotYetMeasured", "the pods have not been asked for their metrics yet")
+        if reading.state == "Missing":
+            return Finding("False", "MetricMissing", f"{reading.metric} is exported by none of the ready pods")
+        if reading.state == "Stale":
+            return Finding("False", "MetricStale", f"{reading.metric} has no recent value from any ready pod")
+    silent = sorted({name for reading in facts.readings for name in reading.silent})
+    if silent:
+        return Finding(
+            "False", "PodsSilent", f"no recent metrics from {', '.join(silent)}; they count as unknown, not as idle"
+        )
+    return Finding("True", "Measured", "every ready pod answers with its metrics")
+
+
+def _scaling(facts: Facts) -> Finding | None:
+    if facts.owner.spec.autoscaling is None:
+        return None
+    theirs = find_condition(facts.hpa.get("status", {}), "ScalingActive") if facts.hpa is not None else None
+    if theirs is None:
+        return Finding("Unknown", "NotYetReported", "the HorizontalPodAutoscaler has not reported yet")
+    status: Truth = "True" if theirs["status"] == "True" else "False" if theirs["status"] == "False" else "Unknown"
+    return Finding(status, theirs.get("reason", "Unknown"), theirs.get("message", ""))

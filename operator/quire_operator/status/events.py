@@ -1,0 +1,55 @@
+"""Kubernetes Events out of a change of status: one when a reason appears, none while it stays. Pure.
+
+Because the old status is what the API server stores, a restart of the operator repeats nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from quire_operator.api import Condition, Status
+
+
+@dataclass(frozen=True)
+class Event:
+    """One entry of `kubectl describe`."""
+
+    kind: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+    action: str = "Reconcile"
+
+
+_QUIET = frozenset({"Loading", "Verifying", "RollingOut", "ScaledToZero", "NoPods", "NotYetReported", "NotYetMeasured"})
+"""Reasons that are ordinary on the way: shown as conditions, not worth an event."""
+
+
+def events_between(before: Status, after: Status) -> tuple[Event, ...]:
+    """What happened from the one to the other."""
+    old = {condition.type: condition for condition in before.conditions}
+    return tuple(event for condition in after.conditions for event in _of(old.get(condition.type), condition))
+
+
+def _of(before: Condition | None, after: Condition) -> Iterator[Event]:
+    changed = before is None or (before.status, before.reason) != (after.status, after.reason)
+    if not changed:
+        return
+    if after.status == "True":
+        recovered = before is not None and before.status == "False"
+        if after.type == "Ready" and (before is None or before.status != "True"):
+            yield Event("Normal", "Ready", after.message)
+        elif after.type in ("MetricsAvailable", "ScalingActive") and recovered:
+            yield Event("Normal", f"{after.type}Again", after.message)
+    elif after.status == "False" and after.reason not in _QUIET:
+        if after.type == "Available":
+            return  # Ready says the same, and more
+        if after.type == "Progressing":
+            if after.reason == "Complete":
+                if before is not None and before.reason == "RollingOut":
+                    yield Event("Normal", "RolloutComplete", after.message)
+                return
+            if after.reason == "ApplyFailed":
+                return
+        yield Event("Warning", after.reason, after.message)

@@ -1,0 +1,82 @@
+"""Everything the report is computed from, in one frozen place. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from quire_operator.api import MetricState
+from quire_operator.observation import PodView
+from quire_operator.policy import RevisionView
+from quire_operator.spec import Deployment
+from quire_operator.status.problems import Problem
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Where the completion through the router stands, for one generation."""
+
+    state: Literal["NotAsked", "Pending", "Passed", "Failed"]
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One metric over the ready pods. `silent` names pods without a fresh value; `tried` is False before the first scrape."""
+
+    name: str
+    metric: str
+    value: float | None
+    state: MetricState
+    silent: tuple[str, ...] = ()
+    tried: bool = True
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One look at one LLMDeployment, after the policy has decided and the children were applied."""
+
+    owner: Deployment
+    now: str
+    revision: str
+    views: Sequence[RevisionView]
+    pods: tuple[PodView, ...]
+    problem: Problem | None
+    failure: str | None
+    apply_error: str | None
+    verification: Verification
+    readings: Sequence[Reading]
+    hpa: Mapping[str, Any] | None
+    url: str
+
+    def with_verification(self, verification: Verification) -> Facts:
+        return replace(self, verification=verification)
+
+    @property
+    def wanted(self) -> int:
+        return self.owner.wanted_replicas
+
+    @property
+    def target(self) -> RevisionView:
+        return next((view for view in self.views if view.name == self.revision), RevisionView(self.revision, 0, 0, 0))
+
+    @property
+    def old(self) -> tuple[RevisionView, ...]:
+        return tuple(view for view in self.views if view.name != self.revision)
+
+    @property
+    def ready(self) -> int:
+        """Ready pods of all revisions."""
+        return sum(view.ready for view in self.views)
+
+    @property
+    def complete(self) -> bool:
+        """Every wanted replica is of the wanted revision and ready, and no other is left."""
+        target = self.target
+        return (
+            target.desired == self.wanted
+            and target.ready >= self.wanted
+            and all(view.desired == 0 for view in self.old)
+        )

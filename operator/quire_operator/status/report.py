@@ -1,0 +1,141 @@
+"""The whole status of one LLMDeployment from the facts. Pure: the same facts give the same status, byte for byte."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from quire_operator import labels
+from quire_operator.api import (
+    AutoscalingStatus,
+    Condition,
+    MetricStatus,
+    Phase,
+    RevisionStatus,
+    RolloutStatus,
+    Status,
+    seconds,
+)
+from quire_operator.policy import RevisionView
+from quire_operator.spec import Key
+from quire_operator.status.conditions import all_conditions, serving
+from quire_operator.status.facts import Facts, Reading
+
+
+def answers_everywhere(facts: Facts) -> bool:
+    """The replicas are there, so a completion through the router may prove it; False while that would be too early."""
+    if facts.wanted == 0 or not serving(facts):
+        return False
+    ready = next((condition for condition in facts.owner.status.conditions if condition.type == "Ready"), None)
+    known = ready is not None and ready.status == "True" and ready.observed_generation == facts.owner.generation
+    revisions = facts.owner.status.revisions
+    return not (known and revisions and revisions[0].name == facts.revision)
+
+
+def build_status(facts: Facts) -> Status:
+    """What to report now."""
+    rollout = _rollout(facts)
+    late = rollout is not None and seconds_late(facts, rollout) >= 0
+    conditions = all_conditions(facts, rollout, late=late)
+    pods = [pod for pod in facts.pods if pod.track == labels.STABLE and not pod.terminating]
+    ready = sum(pod.ready for pod in pods)
+    return Status(
+        observed_generation=facts.owner.generation,
+        phase=_phase(facts, conditions, rollout),
+        conditions=conditions,
+        replicas=len(pods),
+        ready_replicas=ready,
+        summary=f"{ready}/{facts.wanted}",
+        selector=labels.selector_text(labels.stable_selector(facts.owner.name)),
+        url=facts.url,
+        revisions=_revisions(facts),
+        rollout=rollout,
+        autoscaling=_autoscaling(facts),
+    )
+
+
+def invalid_status(key: Key, generation: int, before: Status, message: str, now: str) -> Status:
+    """For an LLMDeployment that cannot be understood: what runs is left alone, and the sentence is shown."""
+    old = next((condition for condition in before.conditions if condition.type == "Ready"), None)
+    same = old is not None and old.status == "False"
+    ready = Condition(
+        type="Ready",
+        status="False",
+        reason="InvalidSpec",
+        message=message,
+        last_transition_time=old.last_transition_time if old is not None and same else now,
+        observed_generation=generation,
+    )
+    others = tuple(condition for condition in before.conditions if condition.type != "Ready")
+    return before.model_copy(
+        update={
+            "observed_generation": generation,
+            "phase": "Failed",
+            "conditions": (ready, *others),
+            "selector": labels.selector_text(labels.stable_selector(key.name)),
+        }
+    )
+
+
+def seconds_late(facts: Facts, rollout: RolloutStatus) -> float:
+    """Seconds since the progress deadline passed; negative while there is time."""
+    passed = (_time(facts.now) - _time(rollout.progressed_at)).total_seconds()
+    return passed - seconds(facts.owner.spec.rollout.progress_deadline)
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _rollout(facts: Facts) -> RolloutStatus | None:
+    if facts.complete or facts.wanted == 0:
+        return None
+    before, revisions = facts.owner.status.rollout, facts.owner.status.revisions
+    same = before is not None and bool(revisions) and revisions[0].name == facts.revision
+    progressed = not same or facts.target.ready > revisions[0].ready
+    started = before.started_at if before is not None and same else facts.now
+    left = sum(view.desired for view in facts.old)
+    message = f"revision {facts.revision}: {facts.target.ready} of {facts.wanted} replicas are ready"
+    return RolloutStatus(
+        started_at=started,
+        progressed_at=facts.now if before is None or progressed else before.progressed_at,
+        message=f"{message}, {left} of old revisions are left" if left else message,
+    )
+
+
+def _revisions(facts: Facts) -> tuple[RevisionStatus, ...]:
+    def one(view: RevisionView) -> RevisionStatus:
+        present = sum(not pod.terminating for pod in facts.pods if pod.revision == view.name)
+        return RevisionStatus(name=view.name, track="stable", replicas=present, ready=view.ready)
+
+    newest_first = sorted(facts.old, key=lambda view: (view.created, view.name), reverse=True)
+    return (one(facts.target), *(one(view) for view in newest_first))
+
+
+def _autoscaling(facts: Facts) -> AutoscalingStatus | None:
+    desired = None
+    if facts.owner.spec.autoscaling is not None and facts.hpa is not None:
+        desired = facts.hpa.get("status", {}).get("desiredReplicas")
+    metrics = tuple(_metric(reading) for reading in facts.readings if facts.ready > 0)
+    return AutoscalingStatus(desired=desired, metrics=metrics) if metrics or desired is not None else None
+
+
+def _metric(reading: Reading) -> MetricStatus:
+    value = None if reading.value is None else f"{reading.value:.2f}".rstrip("0").rstrip(".")
+    return MetricStatus(name=reading.name, value=value, state=reading.state)
+
+
+def _phase(facts: Facts, conditions: tuple[Condition, ...], rollout: RolloutStatus | None) -> Phase:
+    status = {condition.type: condition for condition in conditions}
+    if facts.wanted == 0:
+        return "ScaledToZero"
+    if status["Progressing"].reason in ("ApplyFailed", "ProgressDeadlineExceeded"):
+        return "Degraded" if facts.ready else "Failed"
+    if facts.ready == 0:
+        if facts.problem is not None and facts.problem.fatal:
+            return "Failed"
+        return "Loading" if any(pod.ip for pod in facts.pods) else "Pending"
+    if any(view.desired for view in facts.old):
+        return "Progressing"
+    if status["Ready"].status != "True":
+        return "Loading"
+    return "Degraded" if rollout is not None and facts.problem is not None else "Ready"
