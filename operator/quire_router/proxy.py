@@ -164,7 +164,7 @@ class Proxy:
         model = model_of(body)
         route = self._route(model)
         record.model = route.deployment.served_name
-        if model != route.deployment.served_name:
+        if not route.deployment.knows(model):
             body = rename(body, route.deployment.served_name)
         with self._metrics.in_flight.labels(record.model).track_inprogress():
             return await self._forward(request, route, body, record)

@@ -39,6 +39,10 @@ class Deployment:
     def qualified_name(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    def knows(self, model: str) -> bool:
+        """Whether its pods answer to this name; `namespace/name` is known to the router only."""
+        return model == self.served_name or model in self.aliases
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -193,8 +197,8 @@ class Registry:
         self._names = names
         for name, winner, loser in sorted(lost - self._reported):
             log.warning(
-                "model name %r is claimed by LLMDeployments %s/%s and %s/%s; the first serves it because it is older, "
-                "the second answers to %r only until its servedName or alias is changed",
+                "model name %r is claimed by the LLMDeployments %s/%s and %s/%s; the first keeps it (namespace/name belongs to its "
+                "object, else the older one wins), the second answers to %r only until its servedName or alias is changed",
                 name, *winner, *loser, "/".join(loser),
             )  # fmt: skip
         self._reported = lost

@@ -295,15 +295,23 @@ class Kit:
 
 
 @asynccontextmanager
+async def serving_api(kube: FakeKube) -> AsyncIterator[str]:
+    """The scripted API server on loopback; yields its URL."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", kube.handle)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
 async def running(*, synced: bool = True, kube: FakeKube | None = None, **settings: Any) -> AsyncIterator[Kit]:
     """A router on loopback, watching `kube`; ended and cleaned up on the way out."""
     kube = kube or FakeKube()
-    api = web.Application()
-    api.router.add_route("*", "/{path:.*}", kube.handle)
-    runner = web.AppRunner(api, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    kube.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     values: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": 0,
@@ -312,7 +320,11 @@ async def running(*, synced: bool = True, kube: FakeKube | None = None, **settin
         "drain_timeout_s": 5.0,
     } | settings
     stop, started = asyncio.Event(), asyncio.Event()
-    async with httpx2.AsyncClient(base_url=kube.url, trust_env=False) as api_client, aiohttp.ClientSession() as client:
+    async with (
+        serving_api(kube) as kube.url,
+        httpx2.AsyncClient(base_url=kube.url, trust_env=False) as api_client,
+        aiohttp.ClientSession() as client,
+    ):
         router = Router(Settings(**values), api_client)
         task = asyncio.create_task(router.serve(stop, started=started.set))
         kit = Kit(kube, router, client, stop, task)
@@ -327,4 +339,3 @@ async def running(*, synced: bool = True, kube: FakeKube | None = None, **settin
                 await task
             for each in kit.pods.values():
                 await each.stop()
-            await runner.cleanup()

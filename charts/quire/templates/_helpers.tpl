@@ -1,0 +1,85 @@
+{{/* Names and labels. `part` is "operator" or "router"; call with (dict "root" $ "part" "router"). */}}
+
+{{- define "quire.name" -}}
+{{ printf "%s-%s" (.root.Release.Name | trunc 50 | trimSuffix "-") .part }}
+{{- end }}
+
+{{- define "quire.selector" -}}
+app.kubernetes.io/name: quire-{{ .part }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .part }}
+{{- end }}
+
+{{- define "quire.labels" -}}
+{{ include "quire.selector" . }}
+app.kubernetes.io/part-of: quire
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Call with (dict "root" $ "image" $.Values.images.operator). */}}
+{{- define "quire.image" -}}
+{{ printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion) }}
+{{- end }}
+
+{{/* Where the router answers inside the cluster. */}}
+{{- define "quire.routerUrl" -}}
+http://{{ include "quire.name" (dict "root" . "part" "router") }}.{{ .Release.Namespace }}
+{{- end }}
+
+{{/* The restricted Pod Security Standard. */}}
+{{- define "quire.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "quire.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* A ClusterRole with its binding, or a Role with its binding in each watched namespace. Call with (dict "root" $ "part" … "rules" …). */}}
+{{- define "quire.grant" -}}
+{{- $name := include "quire.name" . }}
+{{- $root := .root }}
+{{- $context := . }}
+{{- range $namespace := $root.Values.watchNamespaces | default (list "") }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ if $namespace }}Role{{ else }}ClusterRole{{ end }}
+metadata:
+  name: {{ $name }}
+  {{- with $namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "quire.labels" $context | nindent 4 }}
+rules:
+  {{- $context.rules | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ if $namespace }}RoleBinding{{ else }}ClusterRoleBinding{{ end }}
+metadata:
+  name: {{ $name }}
+  {{- with $namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "quire.labels" $context | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ if $namespace }}Role{{ else }}ClusterRole{{ end }}
+  name: {{ $name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ $name }}
+    namespace: {{ $root.Release.Namespace }}
+{{- end }}
+{{- end }}
