@@ -32,7 +32,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class Pieces:
-    """Bytes of every token id. Ids the tokenizer does not know (padding of the model's output) have none."""
+    """Bytes of every token id; `longest` is the most that one has. Ids the tokenizer does not know have none."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special_ids: Collection[int]) -> None:
         """special_ids: tokens that are no text (`skip_special` leaves them out)."""
@@ -42,6 +42,7 @@ class Pieces:
         self._bytes: list[bytes] = [b""] * (max(vocab.values(), default=-1) + 1)
         for token, token_id in vocab.items():
             self._bytes[token_id] = convert(token)
+        self.longest = max(map(len, self._bytes), default=1) or 1
 
     def __len__(self) -> int:
         return len(self._bytes)

@@ -1,0 +1,127 @@
+"""Command-line flags made from the configuration's fields: one flag per field, nothing written twice.
+
+Every flag takes its value as `--flag=value` or `--flag value`. A boolean also works alone (`--enforce-eager`) and
+negated (`--no-enable-prefix-caching`). Values stay text here; `quire.config.load` checks them, so that a bad value gets
+the same sentence whether it came from a flag, a variable or a file.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quire.config import ALIASES, EngineConfig, bound_of, choices_of, flag_of, kind_of
+
+BOOLEAN_WORDS = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
+_METAVARS = {"int": "N", "float": "X", "size": "SIZE", "text": "TEXT", "list": "TEXT", "bool": "true|false"}
+_ARGUMENT = "model"
+
+
+def flag_names(name: str) -> list[str]:
+    """All spellings of a field's flag, the usual one first."""
+    return [flag_of(name), *(flag_of(alias) for alias, field in ALIASES.items() if field == name)]
+
+
+def description(cls: type[EngineConfig], name: str) -> str:
+    """Meaning, bound and default of a field, in one line."""
+    field, kind = cls.model_fields[name], kind_of(cls, name)
+    bound = f"; {bound_of(cls, name)}" if kind in ("int", "float") else ""
+    default = field.default
+    shown = "" if default in (None, ()) else f" [{str(default).lower() if kind == 'bool' else default}]"
+    return f"{field.description}{bound}{shown}"
+
+
+def metavar(cls: type[EngineConfig], name: str) -> str:
+    """How help calls the value."""
+    kind = kind_of(cls, name)
+    return "|".join(choices_of(cls, name)) if kind == "choice" else _METAVARS[kind]
+
+
+def normalise(arguments: Sequence[str], cls: type[EngineConfig]) -> list[str]:
+    """Booleans without a value get one: `--x` becomes `--x=true`, `--no-x` becomes `--x=false`."""
+    booleans = {flag for name in cls.model_fields if kind_of(cls, name) == "bool" for flag in flag_names(name)}
+    negated = {"--no-" + flag.removeprefix("--"): flag for flag in booleans}
+    out: list[str] = []
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            return [*out, *arguments[index:]]
+        if argument in negated:
+            out.append(f"{negated[argument]}=false")
+        elif argument in booleans and not _is_boolean(arguments[index + 1 : index + 2]):
+            out.append(f"{argument}=true")
+        else:
+            out.append(argument)
+    return out
+
+
+def _is_boolean(following: Sequence[str]) -> bool:
+    return bool(following) and following[0].lower() in BOOLEAN_WORDS
+
+
+def with_flags(cls: type[EngineConfig], command: Callable[..., Any], *, skip: frozenset[str] = frozenset()) -> Any:
+    """A typer callback: the parameters of `command`, then MODEL, --config and a flag for each field of `cls`.
+
+    `command` gets its own parameters by name, and `given` (field to text, only what was given) and `config_file`.
+    """
+    own = [
+        p
+        for p in inspect.signature(command, eval_str=True).parameters.values()
+        if p.name not in ("given", "config_file")
+    ]
+    parameters = [_argument(cls), *own, _config_option()]
+    parameters += [_option(cls, name) for name in cls.model_fields if name != _ARGUMENT and name not in skip]
+
+    def callback(**values: Any) -> Any:
+        given = {name: values.pop(name) for name in cls.model_fields if name in values}
+        given = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if v not in (None, [])}
+        return command(given=given, config_file=values.pop("config_file"), **values)
+
+    callback.__doc__ = command.__doc__
+    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return callback
+
+
+def _argument(cls: type[EngineConfig]) -> inspect.Parameter:
+    info = typer.Argument(help=description(cls, _ARGUMENT), metavar="MODEL", show_default=False)
+    return _parameter(_ARGUMENT, Annotated[str | None, info])
+
+
+def _config_option() -> inspect.Parameter:
+    info = typer.Option(
+        "--config", metavar="FILE", help="YAML file with fields of this configuration; flags and QUIRE_* win over it"
+    )
+    return _parameter("config_file", Annotated[Path | None, info])
+
+
+def _option(cls: type[EngineConfig], name: str) -> inspect.Parameter:
+    is_list = kind_of(cls, name) == "list"
+    info = typer.Option(
+        *flag_names(name),
+        metavar=metavar(cls, name),
+        help=description(cls, name),
+        show_default=False,
+        rich_help_panel="Engine" if name in EngineConfig.model_fields else "Server",
+    )
+    return _parameter(name, Annotated[list[str] | None if is_list else str | None, info])
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def markdown(cls: type[EngineConfig], title: str, names: Sequence[str]) -> str:
+    """A table of fields for docs/configuration.md."""
+    rows = [f"### {title}", "", "| flag | values | default | meaning |", "|---|---|---|---|"]
+    for name in names:
+        field, kind = cls.model_fields[name], kind_of(cls, name)
+        values = ", ".join(f"`{c}`" for c in choices_of(cls, name)) if kind == "choice" else bound_of(cls, name)
+        default = field.default
+        shown = "-" if default in (None, ()) else f"`{str(default).lower() if kind == 'bool' else default}`"
+        text = (field.description or "").replace("|", "\\|")
+        rows.append(f"| {', '.join(f'`{flag}`' for flag in flag_names(name))} | {values} | {shown} | {text} |")
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,224 @@
+"""The metrics of the engine as `/metrics` shows them (names and meanings: docs/server.md).
+
+Fed by the server from step statistics and from requests; nothing else may write to it and nothing here may ever fail a
+request: counters only go up, a total that falls is ignored. What is not known yet, or does not exist on this device, is
+absent, never zero. One registry per server, so that several may live in one process (tests).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+
+from quire.request import EngineReady, StepStats
+
+THROUGHPUT_WINDOW_S = 10.0
+
+_LATENCY_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+)
+_ITL_S = (
+    0.002,
+    0.005,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.04,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+)
+_DURATION_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_STEP_MS = (1, 2, 5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10000, 30000)
+_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+_SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class _Window:
+    """Events per second over the last `THROUGHPUT_WINDOW_S` seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._events: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def add(self, count: int) -> None:
+        if count > 0:
+            self._events.append((self._clock(), count))
+            self._sum += count
+        self._forget()
+
+    def rate(self) -> float:
+        self._forget()
+        return self._sum / THROUGHPUT_WINDOW_S
+
+    def _forget(self) -> None:
+        oldest = self._clock() - THROUGHPUT_WINDOW_S
+        while self._events and self._events[0][0] < oldest:
+            self._sum -= self._events.popleft()[1]
+
+
+class EngineMetrics:
+    """All metrics of one served model. namespace: the prefix of all names.."""
+
+    def __init__(
+        self, model_name: str, *, namespace: str = "quire", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model_name
+        self._namespace = namespace
+        self._clock = clock
+        self._totals: dict[tuple[str, str], int] = {}
+        self._prompt_window, self._generation_window = _Window(clock), _Window(clock)
+
+        self._queue = self._gauge("scheduler_queue_size", "requests waiting to be scheduled")
+        self._running = self._gauge("num_requests_executing", "requests that hold KV blocks and are in the running set")
+        self._swapped = self._gauge("num_requests_swapped", "requests swapped to the host pool")
+        self._cache = self._gauge("gpu_cache_usage", "KV blocks in use by live requests / blocks in the pool, 0..1")
+        self._prompt_rate = self._gauge("avg_prompt_throughput", "prompt tokens computed per second, last 10 s")
+        self._generation_rate = self._gauge("avg_generation_throughput", "tokens generated per second, last 10 s")
+        self._startup = self._gauge("startup_seconds", "seconds that each stage of the start took", "stage")
+        self._heartbeat = self._gauge("last_step_timestamp_seconds", "last sign of life of the step loop, Unix time")
+
+        self._batch = self._histogram("batch_size", "sequences in a step", _SEQUENCES)
+        self._step_ms = self._histogram("batch_inference_latency_ms", "duration of one engine step, ms", _STEP_MS)
+        self.duration = self._histogram("request_duration_seconds", "arrival to last token", _DURATION_S)
+        self.queue_time = self._histogram("request_queue_time_seconds", "arrival to first scheduling", _DURATION_S)
+        self.ttft = self._histogram("time_to_first_token_seconds", "arrival to first token, in the server", _LATENCY_S)
+        self.itl = self._histogram("inter_token_latency_seconds", "time between tokens, in the server", _ITL_S)
+        self.prompt_length = self._histogram("request_prompt_tokens", "prompt lengths", _TOKENS)
+        self.generation_length = self._histogram("request_generation_tokens", "lengths of answers", _TOKENS)
+
+        self.prompt_tokens = self._counter("prompt_tokens", "prompt tokens of requests that were scheduled")
+        self.generation_tokens = self._counter("generation_tokens", "tokens generated")
+        self._prefix_queries = self._counter("prefix_cache_queries", "prompt tokens looked up in the prefix cache")
+        self._prefix_hits = self._counter("prefix_cache_hits", "prompt tokens found in the prefix cache")
+        self._preemptions = self._counter("preemptions", "running requests put back", "mode")
+        self._finished = self._counter("requests_finished", "sequences by why they ended", "finish_reason")
+        self._dropped = self._counter("dropped_requests", "requests refused for lack of room", "reason")
+
+    def ready(self, engine: EngineReady, labels: Mapping[str, str]) -> None:
+        """The engine is up: its configuration, the stages of its start, and everything that begins at zero."""
+        info = {"model_name": self._model, **labels, **engine.info}
+        Gauge(
+            f"{self._namespace}_engine_info", "configuration as it came out", list(info), registry=self.registry
+        ).labels(**info).set(1)
+        for stage, seconds in engine.startup_s.items():
+            self.startup(stage, seconds)
+        for gauge in (self._queue, self._running, self._swapped, self._cache):
+            self._bound(gauge).set(0)
+        self._bound(self._prompt_rate).set_function(self._prompt_window.rate)
+        self._bound(self._generation_rate).set_function(self._generation_window.rate)
+        for histogram in (self._batch, self._step_ms, self.duration, self.queue_time, self.ttft, self.itl):
+            self._bound(histogram)
+        for metric in (
+            self.prompt_length,
+            self.generation_length,
+            self.prompt_tokens,
+            self.generation_tokens,
+            self._prefix_queries,
+            self._prefix_hits,
+        ):
+            self._bound(metric)
+        for mode in ("recompute", "swap"):
+            self._bound(self._preemptions, mode=mode)
+        for reason in ("stop", "length", "abort", "error"):
+            self._bound(self._finished, finish_reason=reason)
+        for reason in ("queue_full", "queue_timeout", "draining"):
+            self._bound(self._dropped, reason=reason)
+
+    def startup(self, stage: str, seconds: float) -> None:
+        self._bound(self._startup, stage=stage).set(seconds)
+
+    def step(self, stats: StepStats) -> None:
+        """One report of the engine, with or without a step."""
+        self._bound(self._queue).set(stats.num_waiting)
+        self._bound(self._running).set(stats.num_running)
+        self._bound(self._swapped).set(stats.num_swapped)
+        self._bound(self._cache).set(stats.num_blocks_used / max(stats.num_blocks, 1))
+        self._bound(self._heartbeat).set(time.time() - (self._clock() - stats.heartbeat_s))
+        if stats.batch_size:
+            self._bound(self._batch).observe(stats.batch_size)
+            self._bound(self._step_ms).observe(stats.step_s * 1000.0)
+        self._prompt_window.add(stats.num_prompt_tokens)
+        self._generation_window.add(stats.num_generated_tokens)
+        self._follow(self._prefix_queries, stats.prefix_cache_queries)
+        self._follow(self._prefix_hits, stats.prefix_cache_hits)
+        self._follow(self._preemptions, stats.preemptions_recompute, mode="recompute")
+        self._follow(self._preemptions, stats.preemptions_swap, mode="swap")
+
+    def finished(self, reason: str) -> None:
+        self._bound(self._finished, finish_reason=reason).inc()
+
+    def dropped(self, reason: str) -> None:
+        self._bound(self._dropped, reason=reason).inc()
+
+    def observe(self, histogram: Histogram, value: float) -> None:
+        self._bound(histogram).observe(max(value, 0.0))
+
+    def count(self, counter: Counter, amount: int) -> None:
+        if amount > 0:
+            self._bound(counter).inc(amount)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The page and its content type, Prometheus text or OpenMetrics by what the scraper accepts."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def _follow(self, counter: Counter, total: int, **labels: str) -> None:
+        key = (str(counter), "".join(labels.values()))
+        increase = total - self._totals.get(key, 0)
+        if increase > 0:
+            self._totals[key] = total
+            self._bound(counter, **labels).inc(increase)
+
+    def _bound(self, metric: Any, **labels: str) -> Any:
+        return metric.labels(model_name=self._model, **labels)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"{self._namespace}_{name}", text, ["model_name", *labels], registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"{self._namespace}_{name}", text, ["model_name", *labels], registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{self._namespace}_{name}", text, ["model_name"], registry=self.registry, buckets=buckets)

@@ -1,0 +1,145 @@
+"""/v1/completions and /v1/chat/completions: read the body, check, run, answer."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from quire.request import SamplingParams
+from quire.server.answers import JSON, Shape, collect, stream
+from quire.server.bodies import documented, read_body
+from quire.server.frontend import Frontend
+from quire.server.prompts import completion_prompts, encode_chat, fitted
+from quire.server.protocol import ChatBody, CompletionBody, Sampling
+from quire.server.streaming import EventStream, answer
+
+IGNORED_HEADER = "x-quire-ignored-fields"
+
+
+@dataclass(frozen=True)
+class CompletionShape:
+    """Answers of /v1/completions."""
+
+    head: JSON
+
+    @property
+    def chunk_head(self) -> JSON:
+        return self.head
+
+    def choice(self, index: int, text: str, reason: str) -> JSON:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+
+    def opening(self, index: int) -> JSON | None:
+        return None
+
+    def chunk(self, index: int, text: str, reason: str | None) -> JSON:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+
+
+@dataclass(frozen=True)
+class ChatShape:
+    """Answers of /v1/chat/completions."""
+
+    head: JSON
+
+    @property
+    def chunk_head(self) -> JSON:
+        return {**self.head, "object": "chat.completion.chunk"}
+
+    def choice(self, index: int, text: str, reason: str) -> JSON:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
+
+    def opening(self, index: int) -> JSON | None:
+        return self._delta(index, {"role": "assistant", "content": ""}, None)
+
+    def chunk(self, index: int, text: str, reason: str | None) -> JSON:
+        return self._delta(index, {"content": text} if text else {}, reason)
+
+    def _delta(self, index: int, delta: JSON, reason: str | None) -> JSON:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def router(frontend: Frontend) -> APIRouter:
+    """The two routes."""
+    routes = APIRouter()
+
+    @routes.post("/v1/completions", openapi_extra=documented(CompletionBody))
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, CompletionBody)
+        model, ignored = frontend.check_model(body.model), body.ignored_fields()
+        prompts = await completion_prompts(frontend, body)
+        shape = CompletionShape(_head("cmpl", "text_completion", model))
+        return await _respond(request, frontend, body, prompts, shape, ignored)
+
+    @routes.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, ChatBody)
+        model, ignored = frontend.check_model(body.model), body.ignored_fields()
+        prompt = await encode_chat(
+            frontend,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            variables=body.chat_template_kwargs,
+        )
+        shape = ChatShape(_head("chatcmpl", "chat.completion", model))
+        return await _respond(request, frontend, body, [prompt], shape, ignored)
+
+    return routes
+
+
+async def _respond(
+    request: Request,
+    frontend: Frontend,
+    body: Sampling,
+    prompts: Sequence[list[int]],
+    shape: Shape,
+    ignored: Sequence[str],
+) -> Response:
+    include_usage, params = body.include_usage, fitted(frontend, prompts, body)
+    headers = ignored_header(ignored)
+    if body.stream:
+        events = _events(request, frontend, prompts, params, shape, include_usage)
+        return EventStream(events, request_id=request.state.request_id, headers=headers)
+    content = await answer(request, _whole(request, frontend, prompts, params, shape))
+    return JSONResponse(content, headers=headers)
+
+
+async def _whole(
+    request: Request, frontend: Frontend, prompts: Sequence[list[int]], params: Sequence[SamplingParams], shape: Shape
+) -> JSON:
+    async with frontend.job(prompts, params) as job:
+        request.state.job = job  # for the access log
+        return await collect(job, shape)
+
+
+async def _events(
+    request: Request,
+    frontend: Frontend,
+    prompts: Sequence[list[int]],
+    params: Sequence[SamplingParams],
+    shape: Shape,
+    include_usage: bool,
+) -> AsyncGenerator[bytes, None]:
+    async with frontend.job(prompts, params) as job:
+        request.state.job = job
+        async for data in stream(job, shape, include_usage=include_usage):
+            yield data
+
+
+def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The header that names fields of the body which have no effect; names are cut to what a header may hold."""
+    shown = [re.sub(r"[^A-Za-z0-9_.-]", "?", name)[:64] for name in names[:16]]
+    return {IGNORED_HEADER: ", ".join(shown)} if shown else {}

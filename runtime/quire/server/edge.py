@@ -1,0 +1,156 @@
+"""The outermost layer: request id, key check, body limit, access log, and the last net for exceptions.
+
+Plain ASGI, because streams and disconnects must pass through untouched. Never logged: bodies, prompts, keys, query
+strings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.errors import RequestError
+from quire.server.errors import ClientGoneError, body, describe
+from quire.server.jobs import Job
+
+_log = logging.getLogger("quire.access")
+
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+"""Routes that need no key: probes and scrapers have none."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+CLIENT_GONE = 499
+
+
+class KeyCheck:
+    """Bearer keys; only their hashes are kept, and comparing takes the same time whatever was sent."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def allows(self, headers: Headers) -> bool:
+        if not self._hashes:
+            return True
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = hashlib.sha256(key.strip().encode()).digest()
+        matches = [hmac.compare_digest(given, known) for known in self._hashes]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+class Edge:
+    """See the module. max_body_size is in bytes."""
+
+    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str] = (), max_body_size: int) -> None:
+        self._app = app
+        self._keys = KeyCheck(api_keys)
+        self._max_body_size = max_body_size
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        exchange = _Exchange(scope, _request_id(headers), send)
+        scope.setdefault("state", {})["request_id"] = exchange.request_id
+        try:
+            if scope["path"] not in OPEN_PATHS and not self._keys.allows(headers):
+                content = body(401, "a valid key is needed: send Authorization: Bearer KEY", code="invalid_api_key")
+                await exchange.answer(401, content, {"WWW-Authenticate": "Bearer"})
+            else:
+                await self._app(scope, self._limited(headers, receive), exchange.send)
+        except ClientGoneError:
+            exchange.status = CLIENT_GONE
+        except Exception as exc:  # noqa: BLE001  (the last net: told to the client and logged)
+            status, content, extra = describe(exc, exchange.request_id)
+            if not exchange.started:
+                await exchange.answer(status, content, extra)
+        finally:
+            exchange.log()
+
+    def _limited(self, headers: Headers, receive: Receive) -> Receive:
+        """`receive` that refuses a body over the limit, by its announced length or as soon as too much has come."""
+        announced = headers.get("content-length", "")
+        left = self._max_body_size
+
+        async def limited() -> Message:
+            nonlocal left
+            if announced.isdecimal() and int(announced) > self._max_body_size:
+                raise self._too_large()
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> RequestError:
+        return RequestError(
+            f"the body is larger than {self._max_body_size} bytes (--max-body-size)", code="body_too_large", status=413
+        )
+
+
+class _Exchange:
+    """One request and what was answered."""
+
+    def __init__(self, scope: Scope, request_id: str, send: Send) -> None:
+        self.request_id = request_id
+        self.status = 0
+        self.started = False
+        self._scope = scope
+        self._send = send
+        self._begin_s = time.monotonic()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started, self.status = True, message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            if self.status == 413:
+                headers["connection"] = "close"  # the rest of the body is not read
+        await self._send(message)
+
+    async def answer(self, status: int, content: dict[str, object], extra: dict[str, str]) -> None:
+        data = json.dumps(content).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(data)), **extra}
+        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": status, "headers": raw})
+        await self.send({"type": "http.response.body", "body": data})
+
+    def log(self) -> None:
+        path, job = self._scope["path"], self._scope["state"].get("job")
+        level = logging.DEBUG if path in OPEN_PATHS else logging.INFO
+        if not _log.isEnabledFor(level):
+            return
+        words = [
+            f"{self._scope['method']} {_printable(path)} {self.status}",
+            f"{time.monotonic() - self._begin_s:.3f}s",
+            f"id={self.request_id}",
+        ]
+        if isinstance(job, Job):
+            usage = job.usage
+            words.append(
+                f"prompt={usage.prompt_tokens} cached={usage.cached_tokens} completion={usage.completion_tokens}"
+            )
+            if job.first_token_s is not None:
+                words.append(f"ttft={job.first_token_s - job.arrival_s:.3f}s")
+            words.append("finish=" + ",".join(c.finish_reason.value if c.finish_reason else "-" for c in job.choices))
+        _log.log(level, " ".join(words))
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _printable(path: str) -> str:
+    return re.sub(r"[^\x21-\x7e]", "?", path)[:200]

@@ -1,0 +1,40 @@
+"""The seam to the engine process: what the server needs of it, and nothing more.
+
+`quire.engine.client.EngineClient` is the real one; tests bring scripted ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol
+
+from quire.request import AddRequest, EngineReady, StepOutputs
+
+
+class Engine(Protocol):
+    """A started engine."""
+
+    @property
+    def ready(self) -> EngineReady:
+        """What it reported when it came up."""
+        ...
+
+    async def add(self, request: AddRequest, /) -> None:
+        """Hand over one sequence."""
+        ...
+
+    async def abort(self, request_ids: Sequence[str], /) -> None:
+        """Forget sequences; unknown ids are ignored."""
+        ...
+
+    def outputs(self) -> AsyncIterator[StepOutputs]:
+        """All reports, in order; raises EngineDeadError when the process ends."""
+        ...
+
+    async def close(self) -> None:
+        """End the process."""
+        ...
+
+
+EngineStart = Callable[[], Awaitable[Engine]]
+"""Starts the engine and returns it when it can take requests; raises ModelError, ConfigError or EngineDeadError."""

@@ -1,0 +1,90 @@
+"""Errors as HTTP: one OpenAI body for everything that can go wrong.
+
+Status, type and code of each class are decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError
+
+_log = logging.getLogger(__name__)
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection; nobody reads the answer (logged as 499)."""
+
+
+def body(
+    status: int, message: str, *, param: str | None = None, code: str | None = None, request_id: str | None = None
+) -> dict[str, Any]:
+    """The error object. request_id: only for faults of ours, to find them in the log."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return {"error": error | ({"request_id": request_id} if request_id else {})}
+
+
+def describe(exc: BaseException, request_id: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, body and extra headers of an exception. Unknown ones are logged and told without detail."""
+    match exc:
+        case RequestError():
+            faulty = request_id if exc.status >= 500 else None
+            return exc.status, body(exc.status, str(exc), param=exc.param, code=exc.code, request_id=faulty), {}
+        case OverloadedError():
+            return 503, body(503, str(exc), code=exc.reason), {"Retry-After": str(exc.retry_after_s)}
+        case EngineDeadError():
+            message = f"the engine failed: {exc}"
+            return 500, body(500, message, code="engine_dead", request_id=request_id), {}
+        case RequestValidationError() | ValidationError():
+            message, param = _first_error(list(exc.errors()))
+            return 400, body(400, message, param=param, code="invalid_value"), {}
+        case HTTPException():
+            code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code)
+            return exc.status_code, body(exc.status_code, str(exc.detail), code=code), dict(exc.headers or {})
+        case _:
+            _log.error("request %s failed", request_id, exc_info=exc)
+            message = "the server failed on this request; its log has the details under the request id"
+            return 500, body(500, message, code="internal_error", request_id=request_id), {}
+
+
+def install(app: FastAPI) -> None:
+    """Every error the application can raise leaves in the same form."""
+
+    async def handle(request: Request, exc: Exception) -> JSONResponse:
+        if (
+            isinstance(exc, HTTPException)
+            and exc.status_code in (404, 405)
+            and exc.detail in ("Not Found", "Method Not Allowed")
+        ):
+            what = "no such route" if exc.status_code == 404 else "this route does not take that method"
+            exc = HTTPException(exc.status_code, f"{what}: {request.method} {request.url.path}", exc.headers)
+        status, content, headers = describe(exc, request.state.request_id)
+        return JSONResponse(content, status, headers)
+
+    for kind in (QuireError, RequestValidationError, ValidationError, HTTPException):
+        app.add_exception_handler(kind, handle)
+
+
+def _first_error(errors: list[Any]) -> tuple[str, str | None]:
+    """One sentence about the first thing pydantic found, and the field."""
+    error = errors[0]
+    if error["type"] == "json_invalid":
+        return f"the body is not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}", None
+    path = [part for part in error["loc"] if part not in ("body", "query", "path") and not str(part)[:1].isupper()]
+    param = ".".join(str(part) for part in path if not str(part).startswith(("str", "list[", "function"))) or None
+    message = error["msg"][:1].lower() + error["msg"][1:]
+    if error["type"] == "missing":
+        return f"{param} is required", param
+    shown = repr(error.get("input"))
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return (f"{param}: {message}, got {shown}" if param else f"the body: {message}"), param

@@ -1,0 +1,250 @@
+"""The requests in flight: admission, hand-over to the engine, and the way back.
+
+One per process. Its state is one of: loading (with a stage), ready, draining, dead. It knows no HTTP; the routes know no
+engine. Whatever ends a job early (client gone, timeout, failure) leaves through `job()`, which frees it in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from quire.config import ServeConfig
+from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError
+from quire.metrics import EngineMetrics
+from quire.request import AddRequest, EngineReady, FinishReason, SamplingParams, StepOutputs, StepStats
+from quire.server.engine import Engine
+from quire.server.jobs import Choice, Job, params_of_choices
+from quire.text import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+RETRY_LOADING_S, RETRY_FULL_S, RETRY_DRAINING_S = 5, 1, 10
+
+
+class State(enum.StrEnum):
+    """What the server is doing; only READY takes requests."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class Frontend:
+    """See the module. `stage` says more about LOADING; `error` is why it is DEAD."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.state = State.LOADING
+        self.stage = "starting"
+        self.error: QuireError | None = None
+        self.names: tuple[str, ...] = config.served_model_name or (config.model,)
+        self.metrics = EngineMetrics(self.names[0], namespace=config.metric_namespace)
+        self.started_s = time.monotonic()
+        self.created = int(time.time())
+        self.stats: StepStats | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._engine: Engine | None = None
+        self._choices: dict[str, tuple[Job, Choice]] = {}
+        self._last_sign_s = time.monotonic()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> None:
+        """The model's own name is known; flags win."""
+        if not self.config.served_model_name:
+            self.names = (name,)
+            self.metrics = EngineMetrics(name, namespace=self.config.metric_namespace)
+
+    def attach(self, engine: Engine, tokenizer: Tokenizer, labels: Mapping[str, str]) -> None:
+        """The engine is up and the tokenizer is read: take requests. labels: more labels of `engine_info`."""
+        self._engine, self._tokenizer = engine, tokenizer
+        self.metrics.ready(engine.ready, labels)
+        self.metrics.startup("total", time.monotonic() - self.started_s)
+        self._last_sign_s = time.monotonic()
+        if self.state is State.LOADING:
+            self.state = State.READY
+
+    async def pump(self) -> None:
+        """Distribute what the engine reports until it ends; then every job fails with the cause, which is raised."""
+        assert self._engine is not None, "attach() comes first"
+        try:
+            async for report in self._engine.outputs():
+                self._distribute(report)
+            raise EngineDeadError("the engine process ended without a word")
+        except EngineDeadError as exc:
+            self.die(exc)
+            raise
+
+    def die(self, error: QuireError) -> None:
+        """Nothing more will come from the engine."""
+        self.state, self.error = State.DEAD, error
+        for job in self._jobs():
+            job.fail(error)
+
+    def drain(self) -> None:
+        """Take nothing new; what runs goes on."""
+        if self.state is not State.DEAD:
+            self.state = State.DRAINING
+
+    async def drained(self) -> None:
+        """Wait until nothing is in flight (the caller has the deadline)."""
+        await self._idle.wait()
+
+    def cut(self, error: QuireError) -> None:
+        """Fail everything that is still in flight."""
+        for job in self._jobs():
+            job.fail(error)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._choices)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that have not been scheduled yet, as far as is known here."""
+        return sum(not choice.scheduled for _, choice in self._choices.values())
+
+    @property
+    def alive(self) -> bool:
+        """False when the engine is gone, or has had work and gave no sign of life for `liveness_timeout`."""
+        if self.state is State.DEAD:
+            return False
+        silence_s = time.monotonic() - self._last_sign_s
+        return not self._choices or silence_s < self.config.liveness_timeout
+
+    # --- what routes need ---------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises OverloadedError while it is not there."""
+        if self._tokenizer is None:
+            raise self._not_ready()
+        return self._tokenizer
+
+    @property
+    def ready(self) -> EngineReady:
+        """What the engine reported; raises OverloadedError while it is not there."""
+        if self._engine is None:
+            raise self._not_ready()
+        return self._engine.ready
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; raises RequestError (404) for a model that is not served here."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            raise RequestError(
+                f"the model {name!r} does not exist here; served: {', '.join(self.names)}",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        return name
+
+    @asynccontextmanager
+    async def job(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> AsyncIterator[Job]:
+        """Run prompts, each `n` times, with parameters for each, checked by the caller. Raises OverloadedError."""
+        engine, tokenizer = self._admit(sum(one.n for one in params)), self.tokenizer
+        key = uuid.uuid4().hex
+        planned = [
+            (prompt_index, one) for prompt_index, of_prompt in enumerate(params) for one in params_of_choices(of_prompt)
+        ]
+        choices = [
+            Choice(
+                request_id=f"{key}-{index}",
+                index=index,
+                prompt_index=prompt_index,
+                prompt_token_ids=prompts[prompt_index],
+                params=one,
+                text=tokenizer.stream(stop=one.stop),
+            )
+            for index, (prompt_index, one) in enumerate(planned)
+        ]
+        job = Job(choices, self.metrics, engine.abort, queue_timeout_s=self.config.queue_timeout)
+        if not self._choices:
+            self._last_sign_s = time.monotonic()  # silence counts only while there is work
+        for choice in choices:
+            self._choices[choice.request_id] = (job, choice)
+        self._idle.clear()
+        try:
+            for choice in choices:
+                await engine.add(
+                    AddRequest(
+                        request_id=choice.request_id,
+                        prompt_token_ids=choice.prompt_token_ids,
+                        params=choice.params,
+                        arrival_s=job.arrival_s,
+                    )
+                )
+            yield job
+        except OverloadedError as exc:
+            self.metrics.dropped(exc.reason)
+            raise
+        finally:
+            await self._release(job, engine)
+
+    async def _release(self, job: Job, engine: Engine) -> None:
+        """Forget a job; what had not ended is aborted in the engine, also while this task is being cancelled."""
+        left = job.unfinished
+        for choice in job.choices:
+            self._choices.pop(choice.request_id, None)
+        if not self._choices:
+            self._idle.set()
+        if not left:
+            return
+        reason = FinishReason.ERROR if self.state is State.DEAD else FinishReason.ABORT
+        for choice in left:
+            job.finish(choice, reason)
+        if self.state is not State.DEAD:
+            await asyncio.shield(asyncio.ensure_future(engine.abort([choice.request_id for choice in left])))
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _admit(self, count: int) -> Engine:
+        if self.state is not State.READY or self._engine is None:
+            error = self._not_ready()
+            if isinstance(error, OverloadedError):
+                self.metrics.dropped(error.reason)
+            raise error
+        scheduled = self.num_in_flight - self.num_waiting
+        engine_has_queue = self.stats is not None and self.stats.num_waiting > 0
+        free = 0 if engine_has_queue else max(0, self.config.max_num_seqs - scheduled)
+        if self.num_waiting + count > self.config.max_queue_size + free:
+            self.metrics.dropped("queue_full")
+            raise OverloadedError(
+                f"the queue is full: {self.num_waiting} requests wait, --max-queue-size is {self.config.max_queue_size}",
+                reason="queue_full",
+                retry_after_s=RETRY_FULL_S,
+            )
+        return self._engine
+
+    def _not_ready(self) -> QuireError:
+        if self.state is State.DEAD:
+            return self.error or EngineDeadError("the engine is gone")
+        if self.state is State.DRAINING:
+            return OverloadedError("the server is shutting down", reason="draining", retry_after_s=RETRY_DRAINING_S)
+        return OverloadedError(f"the model is loading ({self.stage})", reason="loading", retry_after_s=RETRY_LOADING_S)
+
+    def _distribute(self, report: StepOutputs) -> None:
+        self._last_sign_s = time.monotonic()
+        self.stats = report.stats
+        for delta in report.deltas:
+            found = self._choices.get(delta.request_id)
+            if found is not None:
+                found[0].deliver(found[1], delta)
+        try:
+            self.metrics.step(report.stats)
+        except Exception:  # noqa: BLE001  (metrics must never stop requests)
+            _log.exception("the metrics of a step could not be recorded")
+
+    def _jobs(self) -> list[Job]:
+        return list({id(job): job for job, _ in self._choices.values()}.values())

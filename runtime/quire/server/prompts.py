@@ -1,0 +1,150 @@
+"""From bodies to prompts the engine can take: encoding, bounds, room.
+
+Everything the engine could stumble over is refused here with the field's name; long texts are encoded in a thread so
+that health and running streams never wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from quire.errors import RequestError
+from quire.request import SamplingParams
+from quire.server.frontend import Frontend
+from quire.server.protocol import MAX_PROMPTS, ChatMessage, CompletionBody, Sampling
+from quire.text import Tokenizer
+
+IN_THREAD_CHARS = 20_000
+
+
+async def completion_prompts(frontend: Frontend, body: CompletionBody) -> list[list[int]]:
+    """Token ids of every prompt of a completion; raises RequestError."""
+    match body.prompt:
+        case str(text):
+            return [await encode(frontend, text)]
+        case []:
+            raise RequestError("prompt must not be empty", param="prompt", code="invalid_value")
+        case [int(), *_]:
+            return [checked_ids(frontend, body.prompt, "prompt")]  # type: ignore[arg-type]
+    if len(body.prompt) > MAX_PROMPTS:
+        raise RequestError(
+            f"prompt must be at most {MAX_PROMPTS} prompts, got {len(body.prompt)}",
+            param="prompt",
+            code="invalid_value",
+        )
+    return [
+        await encode(frontend, prompt) if isinstance(prompt, str) else checked_ids(frontend, prompt, "prompt")  # type: ignore[arg-type]
+        for prompt in body.prompt
+    ]
+
+
+async def encode(frontend: Frontend, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """Ids of a raw prompt."""
+    tokenizer = frontend.tokenizer
+    _check_size(frontend, tokenizer, len(text), "prompt")
+    if len(text) < IN_THREAD_CHARS:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+async def encode_chat(
+    frontend: Frontend,
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool = True,
+    variables: dict[str, Any] | None = None,
+) -> list[int]:
+    """Ids of a conversation."""
+    tokenizer = frontend.tokenizer
+    size = sum(len(_text(message, i) or "") for i, message in enumerate(messages))
+    _check_size(frontend, tokenizer, size, "messages")
+    plain = [_plain(message, i, tokenizer) for i, message in enumerate(messages)]
+
+    def run() -> list[int]:
+        return tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt, variables=variables)
+
+    return run() if size + 100 * len(messages) < IN_THREAD_CHARS else await asyncio.to_thread(run)
+
+
+def fitted(frontend: Frontend, prompts: Sequence[list[int]], body: Sampling) -> list[SamplingParams]:
+    """Resolved sampling parameters for each prompt; raises RequestError where something does not fit.
+
+    Without a limit on tokens an answer may use what its prompt leaves of the model's length.
+    """
+    ready, params = frontend.ready, body.sampling()
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < ready.vocab_size:
+            raise RequestError(
+                f"stop_token_ids must be between 0 and {ready.vocab_size - 1}, got {token_id}",
+                param="stop_token_ids",
+                code="invalid_value",
+            )
+    where = "messages" if hasattr(body, "messages") else "prompt"
+    rooms = [_room(ready.max_model_len, len(prompt), *body.max_tokens_field, where) for prompt in prompts]
+    return [frontend.tokenizer.resolve(params, room=room) for room in rooms]
+
+
+def _room(limit: int, length: int, name: str, max_tokens: int | None, where: str) -> int:
+    """Tokens that an answer may have behind a prompt of `length`."""
+    if length == 0:
+        raise RequestError(f"{where} must not be empty", param=where, code="invalid_value")
+    if length > limit:
+        raise _too_long(f"the prompt has {length} tokens", limit, where)
+    if length == limit:
+        raise _too_long(f"the prompt has {length} tokens, which leaves no room for an answer", limit, where)
+    if max_tokens is not None and length + max_tokens > limit:
+        asked = f"{length + max_tokens} tokens were requested ({length} in the prompt, {max_tokens} in {name})"
+        raise _too_long(asked, limit, name)
+    return limit - length
+
+
+def _too_long(what: str, limit: int, param: str) -> RequestError:
+    return RequestError(
+        f"this model's maximum context length is {limit} tokens, but {what}",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _check_size(frontend: Frontend, tokenizer: Tokenizer, chars: int, param: str) -> None:
+    """Refuse what cannot fit before it is encoded: no token covers more than `longest` bytes."""
+    limit, longest = frontend.ready.max_model_len, tokenizer.pieces.longest
+    if chars > limit * longest:
+        raise _too_long(f"{param} has {chars} characters, which are at least {chars // longest} tokens", limit, param)
+
+
+def checked_ids(frontend: Frontend, token_ids: list[int], param: str) -> list[int]:
+    """Token ids that came from outside: the bound is the model's output size."""
+    if not token_ids:
+        raise RequestError(f"{param} must not be empty", param=param, code="invalid_value")
+    bound = frontend.ready.vocab_size
+    if min(token_ids) < 0 or max(token_ids) >= bound:
+        wrong = next(i for i in token_ids if not 0 <= i < bound)
+        raise RequestError(
+            f"token ids in {param} must be between 0 and {bound - 1}, got {wrong}", param=param, code="invalid_value"
+        )
+    return token_ids
+
+
+def _text(message: ChatMessage, index: int) -> str | None:
+    if not isinstance(message.content, list):
+        return message.content
+    for number, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            where = f"messages.{index}.content.{number}"
+            raise RequestError(
+                f"{where} has type {part.type!r}; this model takes text parts only",
+                param=where,
+                code="unsupported_content",
+            )
+    return "\n".join(part.text or "" for part in message.content)
+
+
+def _plain(message: ChatMessage, index: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A message as templates expect it: content is text, and developer is system where a template knows no developer."""
+    role = message.role
+    if role == "developer" and "developer" not in tokenizer.chat.source():
+        role = "system"
+    return {**(message.model_extra or {}), "role": role, "content": _text(message, index) or ""}

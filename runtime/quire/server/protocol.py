@@ -1,0 +1,203 @@
+"""Bodies of the OpenAI surface as the server reads them.
+
+Types are strict (a number in quotes is a bad value). A field that would change the answer and cannot be honoured yet is
+refused by `REFUSED` with its name; a field nobody knows is accepted and named in the header `x-quire-ignored-fields`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from quire.errors import RequestError
+from quire.request import SamplingParams
+
+MAX_PROMPTS = 128
+_NOTHING: tuple[object, ...] = (None, False, 0, 0.0, "", [], {})
+
+
+class Body(BaseModel):
+    """Any body. REFUSED: field to the values that ask for nothing. HARMLESS: fields without effect on the answer."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
+    REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    HARMLESS: ClassVar[frozenset[str]] = frozenset()
+
+    def ignored_fields(self) -> list[str]:
+        """Names of unknown fields; raises RequestError for known ones that cannot be honoured."""
+        extra = self.model_extra or {}
+        for name, neutral in self.REFUSED.items():
+            value = extra.get(name)
+            if name in extra and not any(value == other and type(value) is type(other) for other in neutral):
+                raise RequestError(f"{name} is not supported by this server", param=name, code="unsupported_parameter")
+        return [name for name in extra if name not in self.REFUSED and name not in self.HARMLESS]
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides text."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    include_usage: bool = False
+
+
+class Sampling(Body):
+    """What both kinds of completion share."""
+
+    REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "presence_penalty": _NOTHING,
+        "frequency_penalty": _NOTHING,
+        "repetition_penalty": (None, 1, 1.0),
+        "min_p": _NOTHING,
+        "logit_bias": _NOTHING,
+        "best_of": (None, 1),
+        "guided_json": _NOTHING,
+        "guided_regex": _NOTHING,
+        "guided_choice": _NOTHING,
+        "guided_grammar": _NOTHING,
+        "min_tokens": _NOTHING,
+    }
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+
+    @property
+    def max_tokens_field(self) -> tuple[str, int | None]:
+        """The name and the value of the limit on generated tokens."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk; raises RequestError where there is no stream."""
+        if self.stream_options is None:
+            return False
+        if not self.stream:
+            raise RequestError("stream_options needs stream: true", param="stream_options", code="invalid_value")
+        return self.stream_options.include_usage
+
+    def sampling(self) -> SamplingParams:
+        """Raises RequestError that names a field out of bounds."""
+        name, max_tokens = self.max_tokens_field
+        if max_tokens is not None and max_tokens < 1:
+            raise RequestError(f"{name} must be at least 1, got {max_tokens}", param=name, code="invalid_value")
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return SamplingParams(
+            n=1 if self.n is None else self.n,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=0 if self.top_k is None else self.top_k,
+            seed=self.seed,
+            stop=stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            max_tokens=max_tokens,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+def _prompt_kind(value: Any) -> str:
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(value, str) or not isinstance(value, list):
+        return "text"
+    if isinstance(first, bool):
+        return "texts"
+    return "ids" if isinstance(first, int) else "lists" if isinstance(first, list) else "texts"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Tag("texts")]
+    | Annotated[list[int], Tag("ids")]
+    | Annotated[list[list[int]], Tag("lists")],
+    Discriminator(_prompt_kind),
+]
+
+
+class CompletionBody(Sampling):
+    """POST /v1/completions."""
+
+    REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **Sampling.REFUSED,
+        "echo": (None, False),
+        "suffix": (None, ""),
+        "logprobs": (None,),
+        "prompt_logprobs": (None,),
+    }
+
+    prompt: Prompt
+
+
+class Part(BaseModel):
+    """One part of a message's content; only text for now."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(BaseModel):
+    """One message; fields beside these reach the template as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+
+
+class ChatBody(Sampling):
+    """POST /v1/chat/completions."""
+
+    REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **Sampling.REFUSED,
+        "logprobs": (None, False),
+        "top_logprobs": (None, 0),
+        "tools": (None, []),
+        "functions": (None, []),
+        "response_format": (None, {"type": "text"}),
+        "audio": (None,),
+        "modalities": (None, ["text"]),
+        "prediction": (None,),
+        "web_search_options": (None,),
+    }
+    HARMLESS: ClassVar[frozenset[str]] = Sampling.HARMLESS | {"tool_choice", "parallel_tool_calls", "function_call"}
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+
+    @property
+    def max_tokens_field(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a raw prompt, or messages that go through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool = False

@@ -1,0 +1,218 @@
+"""The server process: listen, load, serve, drain, end.
+
+The socket listens before the model is loaded, so that probes get answers (`/health/live` 200, `/health/ready` 503 with
+the stage). SIGTERM or SIGINT drains: ready turns 503 at once, new requests are refused, running ones may finish within
+`drain_timeout`; a second signal ends at once. The end of the engine process ends this one, with its last words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+
+from quire.config import ServeConfig
+from quire.errors import ConfigError, ModelError, OverloadedError, QuireError
+from quire.models.source import ModelFiles, resolve
+from quire.server.app import create_app
+from quire.server.engine import Engine, EngineStart
+from quire.server.frontend import Frontend
+from quire.text import Tokenizer, load_tokenizer
+
+_log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0
+KEEP_ALIVE_S = 75
+EXIT_AT_ONCE = 128 + signal.SIGTERM
+
+Say = Callable[[str], None]
+
+
+def serve(config: ServeConfig, start_engine: EngineStart, *, say: Say) -> int:
+    """Run until a signal or a failure; returns the exit status or raises the QuireError that ended it.
+
+    say: prints one line for the person at the terminal.
+    """
+    return asyncio.run(_Process(config, start_engine, say).run())
+
+
+class _Server(uvicorn.Server):
+    """Signals are handled by `_Process`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass
+class _Loaded:
+    engine: Engine
+    tokenizer: Tokenizer
+
+
+class _Process:
+    def __init__(self, config: ServeConfig, start_engine: EngineStart, say: Say) -> None:
+        self._config = config
+        self._start_engine = start_engine
+        self._say = say
+        self._frontend = Frontend(config)
+        self._engine: Engine | None = None
+        self._signals = 0
+        self._signalled = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._server = _Server(
+            uvicorn.Config(
+                create_app(self._frontend),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                date_header=True,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(CLOSE_TIMEOUT_S),
+                http="httptools",
+                ws="none",
+            )
+        )
+
+    async def run(self) -> int:
+        listener = _listen(self._config)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        http = asyncio.create_task(self._server.serve([listener]), name="http")
+        engine = asyncio.create_task(self._load_and_pump(), name="engine")
+        stop = asyncio.create_task(self._drain(), name="drain")
+        try:
+            await asyncio.wait({http, engine, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if engine.done() and not self._signals:
+                await self._close(http)
+                engine.result()  # raises: the engine never ends by itself
+            if http.done():
+                http.result()
+            return EXIT_AT_ONCE if self._at_once.is_set() else 0
+        finally:
+            await self._close(http)
+            for task in (stop, engine):
+                task.cancel()
+            await asyncio.gather(stop, engine, return_exceptions=True)
+            if self._engine is not None:
+                await self._engine.close()
+            listener.close()
+
+    async def _load_and_pump(self) -> None:
+        loaded = await self._load()
+        self._announce(loaded.engine)
+        await self._frontend.pump()
+
+    async def _load(self) -> _Loaded:
+        frontend, config = self._frontend, self._config
+        deadline = asyncio.timeout(config.load_timeout)
+        try:
+            async with deadline:
+                frontend.stage = "finding the model"
+                files = await asyncio.to_thread(resolve, config.model, revision=config.revision, say=self._say)
+                frontend.named(files.name)
+                frontend.stage = "starting the engine"
+                began = time.monotonic()
+                engine_start = asyncio.ensure_future(self._start_engine())
+                try:
+                    tokenizer = await asyncio.to_thread(self._read_tokenizer, files)
+                    frontend.metrics.startup("tokenizer", time.monotonic() - began)
+                    self._engine = await engine_start
+                finally:
+                    if not engine_start.done():
+                        engine_start.cancel()
+                        await asyncio.gather(engine_start, return_exceptions=True)
+                    elif self._engine is None and not engine_start.cancelled() and engine_start.exception() is None:
+                        self._engine = engine_start.result()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            error = ModelError(
+                f"the model was not ready within {config.load_timeout:g} s (--load-timeout) while {frontend.stage}"
+            )
+            frontend.die(error)
+            raise error from None
+        except QuireError as exc:
+            frontend.die(exc)
+            raise
+        frontend.attach(self._engine, tokenizer, {})
+        return _Loaded(self._engine, tokenizer)
+
+    def _read_tokenizer(self, files: ModelFiles) -> Tokenizer:
+        config = self._config
+        path = files.path
+        if config.tokenizer is not None:
+            path = resolve(config.tokenizer, revision=config.revision, tokenizer_only=True, say=self._say).path
+        return load_tokenizer(path, chat_template=config.chat_template, name=self._frontend.names[0])
+
+    def _announce(self, engine: Engine) -> None:
+        """What a person wants to know when it is up."""
+        config, ready, name = self._config, engine.ready, self._frontend.names[0]
+        host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
+        url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+        info = ready.info
+        tokens = ready.num_blocks * ready.block_size
+        key = " -H 'authorization: Bearer KEY'" if config.api_key else ""
+        took_s = time.monotonic() - self._frontend.started_s
+        lines = [
+            f"quire serves {name} at {url}/v1 (ready after {took_s:.1f} s)",
+            f"  model       {config.model}, up to {ready.max_model_len} tokens a request",
+            f"  running on  {info.get('device', '?')}, {info.get('dtype', '?')}",
+            f"  KV cache    {ready.num_blocks} blocks of {ready.block_size}: {tokens} tokens for all requests together",
+            f"  try         curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\",
+            f'                -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}\'',
+        ]
+        self._say("\n".join(lines))
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._at_once.set()
+            return
+        self._frontend.drain()
+        self._signalled.set()
+
+    async def _drain(self) -> None:
+        """From the first signal until nothing runs, the time is over, or a second signal comes."""
+        await self._signalled.wait()
+        frontend, timeout_s = self._frontend, self._config.drain_timeout
+        if frontend.num_in_flight:
+            self._say(
+                f"draining: {frontend.num_in_flight} requests may go on for {timeout_s:g} s; a second signal ends now"
+            )
+        drained = asyncio.ensure_future(frontend.drained())
+        at_once = asyncio.ensure_future(self._at_once.wait())
+        try:
+            await asyncio.wait({drained, at_once}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiter in (drained, at_once):
+                waiter.cancel()
+        if frontend.num_in_flight:
+            frontend.cut(OverloadedError("the server was shut down", reason="draining", retry_after_s=1))
+
+    async def _close(self, http: asyncio.Task[None]) -> None:
+        """Stop listening; open answers end (their jobs have ended or failed), idle connections are closed."""
+        self._server.should_exit = True
+        if self._at_once.is_set():
+            self._server.force_exit = True
+        if not http.done():
+            await asyncio.wait({http}, timeout=CLOSE_TIMEOUT_S + 5)
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot listen on --host {config.host} --port {config.port}: {exc.strerror or exc}; choose another port"
+        ) from exc
