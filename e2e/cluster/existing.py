@@ -1,0 +1,49 @@
+"""A cluster that somebody else runs, named by KUBECONFIG. The harness neither starts nor ends it, and cannot put images on its nodes."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from cluster import clients
+from cluster.errors import CommandError, StateError, UsageError
+from cluster.handle import Cluster
+from cluster.plan import ClusterConfig
+from cluster.progress import Progress
+
+
+class ExistingProvider:
+    """Implements `providers.Provider`."""
+
+    name = "existing"
+
+    def __init__(self, kubeconfig: str, progress: Progress) -> None:
+        self._kubeconfig = Path(kubeconfig).absolute()
+        self._progress = progress
+        if not kubeconfig or not self._kubeconfig.is_file():
+            raise UsageError(f"KUBECONFIG is {kubeconfig!r}, which is not a file; unset it to get a local cluster")
+
+    def up(self, config: ClusterConfig, images: Iterable[Path] = ()) -> None:
+        self.connect()
+        self._progress.say(f"use the existing cluster of {self._kubeconfig}")
+        self.load(images)
+
+    def down(self, purge: bool = False) -> None:
+        self._progress.say(f"the cluster of {self._kubeconfig} is not this harness's; it is left as it is")
+
+    def load(self, images: Iterable[Path]) -> None:
+        if paths := [str(path) for path in images]:
+            raise UsageError(
+                f"{', '.join(paths)}: images cannot be loaded into an existing cluster; push them to a registry that it reads, "
+                "and set image.repository and image.tag of the chart"
+            )
+
+    def connect(self) -> Cluster:
+        kubectl, helm = clients.ensure(self._progress)
+        cluster = Cluster(self.name, self._kubeconfig, kubectl, helm, direct=False)
+        try:
+            cluster.kubectl("get", "--raw", "/readyz", deadline_s=30)
+        except CommandError as error:
+            raise StateError(f"the cluster of KUBECONFIG={self._kubeconfig} does not answer: {error}") from error
+        return cluster
+
+    def status(self) -> str:
+        return self.connect().kubectl("get", "nodes", "-o", "wide")

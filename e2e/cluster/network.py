@@ -1,0 +1,97 @@
+"""The cluster's wires: a bridge on the host, one link per machine, and static routes. All by `ip`; only here."""
+
+import json
+from collections.abc import Iterable
+from ipaddress import IPv4Network
+from typing import Any
+
+from cluster.errors import CommandError, PrerequisiteError
+from cluster.layout import Machine, Network
+from cluster.processes import Process
+from cluster.run import run
+
+
+def host_routes() -> list[dict[str, Any]]:
+    """Every IPv4 route of the host."""
+    routes: list[dict[str, Any]] = json.loads(run(["ip", "-j", "-4", "route", "show", "table", "all"]) or "[]")
+    return routes
+
+
+def host_links() -> set[str]:
+    """Names of every link of the host."""
+    return {link["ifname"] for link in json.loads(run(["ip", "-j", "link"]))}
+
+
+def conflicts(network: Network, routes: Iterable[dict[str, Any]]) -> list[str]:
+    """Routes of somebody else inside the cluster's ranges."""
+    found = []
+    for route in routes:
+        target = route["dst"]
+        if target == "default" or route.get("dev") == network.bridge:
+            continue
+        if any(IPv4Network(target, strict=False).overlaps(own) for own in network.all):
+            found.append(f"{target} via {route.get('dev', '?')}")
+    return found
+
+
+def owned_routes(network: Network, routes: Iterable[dict[str, Any]]) -> list[str]:
+    """Routes of the host that lead into the cluster."""
+    return sorted({str(route["dst"]) for route in routes if route.get("dev") == network.bridge})
+
+
+def owned_links(network: Network, links: Iterable[str]) -> list[str]:
+    return sorted(link for link in links if link == network.bridge or link.startswith(network.veth("")))
+
+
+def create_bridge(network: Network) -> None:
+    """The bridge with the host's address. Raises PrerequisiteError when another network is in the way."""
+    in_the_way = conflicts(network, host_routes())
+    if in_the_way:
+        raise PrerequisiteError(
+            f"addresses of 198.18.0.0/15 are routed elsewhere on this machine ({'; '.join(in_the_way)}); the cluster needs them"
+        )
+    run(["ip", "link", "add", network.bridge, "type", "bridge"])
+    run(["ip", "address", "add", f"{network.host}/24", "dev", network.bridge])
+    run(["ip", "link", "set", network.bridge, "up"])
+
+
+def connect(network: Network, machine: Machine, init: Process, machines: Iterable[Machine]) -> None:
+    """The machine's link, address and routes, on both sides. Also after the machine booted again."""
+    link = network.veth(machine.name)
+    address = network.address(machine.index)
+    run(["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(init.pid)])
+    run(["ip", "link", "set", link, "master", network.bridge, "up"])
+    inside = [
+        f"address add {address}/24 dev eth0",
+        "link set eth0 up",
+        f"route add default via {network.host}",
+        *(
+            f"route add {network.pod_subnet(other.index)} via {network.address(other.index)}"
+            for other in machines
+            if other.index not in (0, machine.index)
+        ),
+    ]
+    run(["nsenter", "-t", str(init.pid), "-n", "ip", "-batch", "-"], input_text="\n".join(inside) + "\n")
+
+
+def route_host(network: Network, machines: Iterable[Machine]) -> None:
+    """The host reaches pods by their node, and Services by the control plane's kube-proxy."""
+    lines = [
+        f"route replace {network.services} via {network.address(0)} dev {network.bridge}",
+        *(
+            f"route replace {network.pod_subnet(machine.index)} via {network.address(machine.index)} dev {network.bridge}"
+            for machine in machines
+            if machine.index
+        ),
+    ]
+    run(["ip", "-batch", "-"], input_text="\n".join(lines) + "\n")
+
+
+def remove(network: Network) -> None:
+    """Delete the links; routes go with the bridge. A link whose namespace is just dying may vanish meanwhile."""
+    for link in reversed(owned_links(network, host_links())):
+        try:
+            run(["ip", "link", "delete", link])
+        except CommandError:
+            if link in host_links():
+                raise

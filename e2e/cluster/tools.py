@@ -1,0 +1,151 @@
+"""Build the programs of the cluster from the Go module proxy, once per `go.mod` and `go.sum`.
+
+Each folder below `e2e/tools/` is a Go module that pins one project. Its programs go to
+`<cache>/tools/<name>-<hash>/bin`: built beside it, then renamed, so a folder that exists is complete. The hash covers
+the module files and the build flags below. Go's own caches stay where Go keeps them.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.caches import cache_root, exclusive
+from cluster.errors import CommandError, PrerequisiteError
+from cluster.progress import Progress
+from cluster.run import log_tail
+
+SOURCES = Path(__file__).resolve().parent.parent / "tools"
+BUILD_DEADLINE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One Go module, the version it pins, and the main packages taken from it."""
+
+    name: str
+    module: str
+    version: str
+    packages: tuple[str, ...]
+    ldflags: tuple[str, ...] = ()
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        return tuple(package.rsplit("/", 1)[1] for package in self.packages)
+
+
+def _kubernetes(version: str) -> Tool:
+    major, minor, _ = version.removeprefix("v").split(".")
+    stamp = "k8s.io/component-base/version"
+    programs = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
+    return Tool(
+        "kubernetes",
+        "k8s.io/kubernetes",
+        version,
+        tuple(f"k8s.io/kubernetes/cmd/{program}" for program in programs),
+        # Without these every program calls itself v0.0.0-master, which Helm's kubeVersion check then refuses.
+        tuple(
+            f"-X {stamp}.{key}={value}"
+            for key, value in (("gitVersion", version), ("gitMajor", major), ("gitMinor", minor))
+        ),
+    )
+
+
+KUBERNETES = _kubernetes("v1.34.4")
+HELM = Tool(
+    "helm",
+    "helm.sh/helm/v3",
+    "v3.22.0",
+    ("helm.sh/helm/v3/cmd/helm",),
+    ("-X helm.sh/helm/v3/internal/version.version=v3.22.0",),
+)
+COREDNS = Tool("coredns", "github.com/coredns/coredns", "v1.15.0", ("github.com/coredns/coredns",))
+ALL = (KUBERNETES, HELM, COREDNS)
+
+
+def build_flags(tool: Tool) -> tuple[str, ...]:
+    """Flags of `go build`; part of the cache key."""
+    return ("-trimpath", "-mod=readonly", "-ldflags", " ".join(("-s", "-w", *tool.ldflags)))
+
+
+def cache_key(tool: Tool, go_mod: bytes, go_sum: bytes) -> str:
+    """Twelve hex digits that change when the built programs may."""
+    digest = hashlib.sha256()
+    for part in (go_mod, go_sum, "\0".join((*build_flags(tool), *tool.packages)).encode()):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()[:12]
+
+
+def bin_dir(tool: Tool, root: Path | None = None) -> Path:
+    """Where the tool's programs are or will be."""
+    source = SOURCES / tool.name
+    key = cache_key(tool, (source / "go.mod").read_bytes(), (source / "go.sum").read_bytes())
+    return (root or cache_root() / "tools") / f"{tool.name}-{key}" / "bin"
+
+
+def ensure(progress: Progress, wanted: tuple[Tool, ...] = ALL, root: Path | None = None) -> dict[str, Path]:
+    """Program name -> path, building what is not there. Safe to call from several processes at once."""
+    found: dict[str, Path] = {}
+    for tool in wanted:
+        target = bin_dir(tool, root)
+        if not target.is_dir():
+            with exclusive(target.parent.parent / f".{tool.name}.lock", progress, f"the build of {tool.name}"):
+                if not target.is_dir():
+                    _build(tool, target.parent, progress)
+        os.utime(target.parent)  # used now: `_prune` goes by this
+        found |= {program: target / program for program in tool.programs}
+    return found
+
+
+def _build(tool: Tool, target: Path, progress: Progress) -> None:
+    if shutil.which("go") is None:
+        raise PrerequisiteError(
+            f"the Go toolchain was not found; {tool.name} {tool.version} is built from source: install Go 1.24 or newer"
+        )
+    for stale in target.parent.glob(f".{tool.name}-*.tmp"):  # left by a build that was killed; the lock is ours
+        shutil.rmtree(stale)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{tool.name}-", suffix=".tmp", dir=target.parent))
+    (scratch / "bin").mkdir()
+    log = target.parent / f"{tool.name}-build.log"
+    title = f"build {tool.name} {tool.version} (once; some minutes)"
+
+    def detail() -> str:
+        done = sorted(path.name for path in (scratch / "bin").iterdir())
+        return f"{len(done)} of {len(tool.programs)} programs{' (' + ', '.join(done) + ')' if done else ''}"
+
+    with progress.step(title, detail), log.open("wb") as output:
+        command = ["go", "build", *build_flags(tool), "-o", f"{scratch / 'bin'}/", *tool.packages]
+        build = subprocess.Popen(
+            command,
+            cwd=SOURCES / tool.name,
+            env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            status = build.wait(BUILD_DEADLINE_S)
+        except BaseException:
+            build.kill()
+            build.wait()
+            raise
+        absent = [program for program in tool.programs if not (scratch / "bin" / program).is_file()]
+        if status or absent:
+            raise CommandError(
+                f"`{' '.join(command)}` failed with exit status {status}; its log {log} ends:\n{log_tail(log)}"
+            )
+        scratch.chmod(0o755)
+        scratch.rename(target)
+    _prune(tool, target)
+
+
+def _prune(tool: Tool, keep: Path) -> None:
+    """Drop builds of the same tool that nobody used for two weeks: each is up to 400 MB."""
+    horizon = time.time() - 14 * 24 * 3600
+    for other in keep.parent.glob(f"{tool.name}-*"):
+        if other.is_dir() and other != keep and other.stat().st_mtime < horizon:
+            shutil.rmtree(other)
