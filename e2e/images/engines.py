@@ -1,0 +1,271 @@
+"""What builds images: docker, podman or buildah behind one interface, and the choice among them.
+
+An engine counts only when it works: a docker client without a daemon does not. docker and podman keep images in the
+user's own store; buildah gets a store of its own in the cache folder, which `prune` may clean as it likes.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cluster.errors import HarnessError, UsageError
+from cluster.progress import Progress
+from cluster.run import run
+from images.host import build_environment
+from images.layout import Layout
+from images.process import stream
+
+PROBE_DEADLINE_S = 15.0
+PULL_DEADLINE_S = 180.0
+BUILD_DEADLINE_S = 3000.0
+EXPORT_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """One build. `secrets` maps ids to files; `wheels` is the folder that replaces the stage of that name, if any."""
+
+    name: str
+    dockerfile: Path
+    ref: str
+    arguments: Mapping[str, str]
+    secrets: Mapping[str, Path]
+    wheels: Path | None
+    fresh: bool
+    log: Path
+
+
+class Engine(Protocol):
+    """What the builds need of an engine."""
+
+    @property
+    def name(self) -> str:
+        """The program's name."""
+
+    @property
+    def pulls_base(self) -> bool:
+        """Whether a public base image is worth a try: docker and podman are the user's, set up with the user's registries."""
+
+    def works(self) -> bool:
+        """Whether images can be built with it now."""
+
+    def image_id(self, ref: str) -> str | None:
+        """Identity of a local image."""
+
+    def pull(self, ref: str) -> None:
+        """Fetch an image from its registry."""
+
+    def load_base(self, tarball: Path, ref: str, progress: Progress) -> None:
+        """Make an image of one layer from a root file system."""
+
+    def build(self, request: BuildRequest, progress: Progress) -> str:
+        """Build, tag, and return the build's log."""
+
+    def export(self, ref: str, archive: Path, progress: Progress, log: Path) -> None:
+        """Write an uncompressed docker-archive, which every engine, kind and containerd load."""
+
+    def remove(self, ref: str) -> None:
+        """Forget a tag; layers that nothing else uses go too."""
+
+    def tags(self, repository: str) -> tuple[str, ...]:
+        """Tags of a repository in the local store."""
+
+
+def build_flags(request: BuildRequest) -> list[str]:
+    """Flags of `build` that the three command lines share."""
+    flags = ["--file", str(request.dockerfile), "--tag", request.ref]
+    for key, value in request.arguments.items():
+        flags += ["--build-arg", f"{key}={value}"]
+    for key, path in request.secrets.items():
+        flags += ["--secret", f"id={key},src={path}"]
+    if request.wheels is not None:
+        flags += ["--build-context", f"wheels={request.wheels}"]
+    if request.fresh:
+        flags.append("--no-cache")
+    return [*flags, str(request.dockerfile.parent)]
+
+
+def current_step(line: str) -> str | None:
+    """`[5/13] STEP 4/4: RUN …` of buildah and podman, `#12 [torch 3/3] RUN …` of docker; None for any other line."""
+    match = re.match(r"(\[\d+/\d+\] )?STEP \d+/\d+: (?P<a>.*)|#\d+ (?P<b>\[.*)", line)
+    if match is None:
+        return None
+    words = match["a"] or match["b"]
+    return re.sub(r"\s+", " ", re.sub(r"--mount=\S+ ?", "", words)).strip()
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What the three have in common; the subclasses say where they differ."""
+
+    layout: Layout
+    name: str
+    pulls_base: bool
+    global_flags: tuple[str, ...] = ()
+    build_command: tuple[str, ...] = ("build",)
+    extra_environment: tuple[tuple[str, str], ...] = ()
+
+    def call(self, *args: str, deadline_s: float = 60.0) -> str:
+        """Run the engine and return its standard output."""
+        return run(
+            [self.name, *self.global_flags, *args],
+            deadline_s=deadline_s,
+            env={**os.environ, **dict(self.extra_environment)},
+        )
+
+    def succeeds(self, *args: str) -> bool:
+        """Whether the engine answers such a question with success, soon."""
+        try:
+            self.call(*args, deadline_s=PROBE_DEADLINE_S)
+        except HarnessError:
+            return False
+        return True
+
+    def image_id(self, ref: str) -> str | None:
+        lines = self.call("images", "--quiet", "--no-trunc", ref).split()
+        return lines[0] if lines else None
+
+    def pull(self, ref: str) -> None:
+        self.call("pull", "--quiet", ref, deadline_s=PULL_DEADLINE_S)
+
+    def build(self, request: BuildRequest, progress: Progress) -> str:
+        return stream(
+            [self.name, *self.global_flags, *self.build_command, *build_flags(request)],
+            title=f"build {request.ref.partition('/')[2]} with {self.name}",
+            log=request.log,
+            deadline_s=BUILD_DEADLINE_S,
+            progress=progress,
+            env={**build_environment(os.environ), **dict(self.extra_environment)},
+            describe=current_step,
+        )
+
+    def remove(self, ref: str) -> None:
+        self.call("rmi", ref, deadline_s=120.0)
+
+    def tags(self, repository: str) -> tuple[str, ...]:
+        listing = self.call("images", "--format", "{{.Tag}}", repository)
+        return tuple(tag for tag in listing.split() if tag != "<none>")
+
+
+class Docker(CommandLine):
+    """The daemon's own builder through buildx, which knows named contexts and secrets."""
+
+    def __init__(self, layout: Layout) -> None:
+        command = ("buildx", "build", "--load", "--progress=plain")
+        super().__init__(layout, "docker", pulls_base=True, build_command=command)
+
+    def works(self) -> bool:
+        return self.succeeds("version", "--format", "{{.Server.Version}}") and self.succeeds("buildx", "version")
+
+    def load_base(self, tarball: Path, ref: str, progress: Progress) -> None:
+        with progress.step("make an image of the base"):
+            self.call("import", str(tarball), ref, deadline_s=EXPORT_DEADLINE_S)
+
+    def export(self, ref: str, archive: Path, progress: Progress, log: Path) -> None:
+        command = [self.name, "save", "--output", str(archive), ref]
+        stream(command, title=f"write {archive.name}", log=log, deadline_s=EXPORT_DEADLINE_S, progress=progress)
+
+
+class Podman(CommandLine):
+    """Like buildah, on the user's store. The host's network, because the host's settings may name a proxy on it."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(
+            layout,
+            "podman",
+            pulls_base=True,
+            build_command=("build", "--layers", "--network", "host", "--http-proxy=false"),
+        )
+
+    def works(self) -> bool:
+        return self.succeeds("info")
+
+    def load_base(self, tarball: Path, ref: str, progress: Progress) -> None:
+        with progress.step("make an image of the base"):
+            self.call("import", "--quiet", str(tarball), ref, deadline_s=EXPORT_DEADLINE_S)
+
+    def export(self, ref: str, archive: Path, progress: Progress, log: Path) -> None:
+        command = [self.name, "save", "--format", "docker-archive", "--output", str(archive), ref]
+        stream(command, title=f"write {archive.name}", log=log, deadline_s=EXPORT_DEADLINE_S, progress=progress)
+
+
+class Buildah(CommandLine):
+    """No daemon and no container runtime: `chroot` isolation needs only root, also inside a sandbox."""
+
+    def __init__(self, layout: Layout) -> None:
+        store = ("--root", str(layout.storage), "--runroot", str(layout.run_root), "--storage-driver", "overlay")
+        super().__init__(
+            layout,
+            "buildah",
+            pulls_base=False,
+            global_flags=store,
+            build_command=("build", "--layers", "--isolation", "chroot", "--network", "host"),
+            extra_environment=(("TMPDIR", str(layout.scratch)),),
+        )
+
+    def works(self) -> bool:
+        return os.geteuid() == 0 and shutil.which("buildah") is not None
+
+    def load_base(self, tarball: Path, ref: str, progress: Progress) -> None:
+        with progress.step("make an image of the base"):
+            container = self.call("from", "scratch").strip()
+            try:
+                self.call("add", "--quiet", container, str(tarball), "/", deadline_s=EXPORT_DEADLINE_S)
+                self.call("commit", "--quiet", container, ref, deadline_s=EXPORT_DEADLINE_S)
+            finally:
+                self.call("rm", container)
+
+    def export(self, ref: str, archive: Path, progress: Progress, log: Path) -> None:
+        command = [self.name, *self.global_flags, "push", "--quiet", ref, f"docker-archive:{archive}:{ref}"]
+        environment = {**os.environ, **dict(self.extra_environment)}
+        stream(
+            command,
+            title=f"write {archive.name}",
+            log=log,
+            deadline_s=EXPORT_DEADLINE_S,
+            progress=progress,
+            env=environment,
+        )
+
+    def sweep(self) -> None:
+        """Unmount and forget the working containers of builds that were killed."""
+        if self.layout.storage.is_dir() and self.call("containers", "--quiet", "--all").split():
+            self.call("rm", "--all", deadline_s=120.0)
+
+    def drop_unused(self, keep: Sequence[str]) -> int:
+        """Remove every image whose id starts with none of `keep` and that has no name; the number of those that went."""
+        listing = self.call("images", "--all", "--no-trunc", "--format", "{{.ID}} {{.Name}}")
+        images = [line.split() for line in listing.splitlines()]
+        unused = [
+            image.removeprefix("sha256:")
+            for image, name in images
+            if name == "<none>" and not any(image.removeprefix("sha256:").startswith(prefix) for prefix in keep)
+        ]
+        removed = 0
+        for image in dict.fromkeys(unused):
+            removed += self.succeeds("rmi", image)  # refused while a later step's image builds on it
+        return removed
+
+
+def choose(layout: Layout, wanted: str | None, install: Callable[[], None]) -> Engine:
+    """The engine to build with: the wanted one or an error, else the first that works, else buildah after `install`."""
+    engines: dict[str, Engine] = {engine.name: engine for engine in (Docker(layout), Podman(layout), Buildah(layout))}
+    if wanted is not None:
+        if wanted not in engines:
+            raise UsageError(f"--engine {wanted} is not an image engine; it can be {', '.join(engines)}")
+        if wanted == "buildah" and not engines[wanted].works():
+            install()
+        if not engines[wanted].works():
+            raise UsageError(
+                f"--engine {wanted}, but it does not work here (docker needs its daemon and buildx, buildah needs root)"
+            )
+        return engines[wanted]
+    for engine in engines.values():
+        if engine.works():
+            return engine
+    install()
+    return engines["buildah"]

@@ -1,0 +1,63 @@
+"""Run a long program with its output in a log, its current step in the progress lines, and a deadline that ends its whole group."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cluster.errors import CommandError, DeadlineError
+from cluster.progress import Progress
+from cluster.run import log_tail
+
+
+def stream(
+    argv: Sequence[str],
+    *,
+    title: str,
+    log: Path,
+    deadline_s: float,
+    progress: Progress,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    describe: Callable[[str], str | None] = lambda line: line.strip() or None,
+) -> str:
+    """Run to the end and return the log's text. `describe` turns an output line into a step's name, or None to keep the last.
+
+    Raises CommandError with the log's last lines, or DeadlineError naming the step that was running.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+
+    def current() -> str:
+        try:
+            lines = log.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        steps = (describe(line) for line in reversed(lines))
+        return next((step for step in steps if step), "")[:110]
+
+    with progress.step(title, current), log.open("wb") as output:
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+        try:
+            status = child.wait(deadline_s)
+        except subprocess.TimeoutExpired as error:
+            raise DeadlineError(
+                f"{title} did not end within {deadline_s:.0f} s; it was at: {current() or '?'}; its log is {log}"
+            ) from error
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        if status:
+            raise CommandError(
+                f"{title}: {argv[0]} failed with exit status {status}; its log {log} ends:\n{log_tail(log, 40)}"
+            )
+    return log.read_text(errors="replace")
