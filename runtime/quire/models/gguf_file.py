@@ -14,13 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from quire.errors import ModelError
 
 MAX_TENSORS = 1 << 20
 MAX_KEYS = 1 << 20
 MAX_NESTING = 4
+GGML_BLOCKS = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+    30: (1, 2),  # BF16
+}
+"""Elements and bytes of a block of the types that `quire_kernels.ops.dequantize_gguf` reads."""
+SUPPORTED_TYPES = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
@@ -84,10 +97,12 @@ class GGUFFile:
             raise self._damaged(f"general.alignment is {alignment!r}, not a power of two")
         base = -(-self._at // alignment) * alignment
         for name, shape, ggml_type, offset in headers:
-            try:
-                block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(ggml_type)]
-            except (ValueError, KeyError):
-                raise self._damaged(f"tensor {name} has the unknown type {ggml_type}") from None
+            if ggml_type not in GGML_BLOCKS:
+                raise ModelError(
+                    f"{self.path}: tensor {name} has type {ggml_type}, which is not supported (or the file is damaged); "
+                    f"use a file with {SUPPORTED_TYPES}"
+                )
+            block, block_bytes = GGML_BLOCKS[ggml_type]
             elements = math.prod(shape)
             if shape[-1] % block or offset % alignment:
                 raise self._damaged(f"tensor {name} has shape {list(shape)} and offset {offset}")

@@ -54,7 +54,7 @@ def resolve(
     if model.startswith("hf://"):
         return _hub(model.removeprefix("hf://"), revision, tokenizer_only, say)
     path = Path(model).expanduser()
-    if path.exists() or model.startswith(("/", ".", "~")) or model.endswith(".gguf") and model.count("/") != 2:
+    if path.exists() or model.startswith(("/", ".", "~")) or (model.endswith(".gguf") and model.count("/") != 2):
         return _local(path, tokenizer_only)
     if model.count("/") in (1, 2):
         return _hub(model, revision, tokenizer_only, say)

@@ -1,0 +1,136 @@
+"""The memory plan: weights, activations, swap and KV pool, summed up before any of it is taken.
+
+Pure arithmetic on a description, a configuration and what the host offers. What does not fit is refused with the sum and the
+flag value that would fit; a model's full length shrinks to the pool only where the user did not ask for a length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config import EngineConfig, parse_bytes
+from quire.engine.host import HostMemory
+from quire.errors import ModelError
+from quire.models.description import DecoderDescription
+
+LIMIT_SHARE = 0.90
+"""Of a container's limit, this much is planned; the rest is for the server process and for what is not counted."""
+FREE_SHARE = 0.25
+"""Without a limit the machine is shared with others: the pool takes at most this much of what is free."""
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """All in bytes but the last three. `max_model_len` is what the pool can hold of what was asked for."""
+
+    weights: int
+    activations: int
+    swap: int
+    kv_pool: int
+    available: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.activations + self.swap + self.kv_pool
+
+    def __str__(self) -> str:
+        return (
+            f"memory plan: weights {_mib(self.weights)} + activations {_mib(self.activations)} + swap {_mib(self.swap)} "
+            f"+ KV pool {_mib(self.kv_pool)} ({self.num_blocks} blocks of {self.block_size} tokens) = {_mib(self.total)} "
+            f"of {_mib(self.available)} available"
+        )
+
+
+def plan(
+    description: DecoderDescription, config: EngineConfig, *, dtype_bytes: int, kv_dtype_bytes: int, host: HostMemory
+) -> MemoryPlan:
+    """Raises ModelError where the model, the pool or the wanted length does not fit, saying what would."""
+    weights = weights_bytes(description, dtype_bytes)
+    activations = activation_bytes(description, config, dtype_bytes)
+    swap = parse_bytes(config.swap_space, flag="--swap-space")
+    block_bytes = description.kv_elements_per_token() * config.block_size * kv_dtype_bytes
+    room = int(host.available * LIMIT_SHARE) - weights - activations - swap
+    wanted_len = min(config.max_model_len or description.max_model_len, description.max_model_len)
+    per_sequence = -(-wanted_len // config.block_size)
+    if room < block_bytes:
+        source = "the container's memory limit leaves" if host.limited else "the machine has"
+        raise ModelError(
+            f"{config.model} does not fit: weights {_mib(weights)} + activations {_mib(activations)} + swap {_mib(swap)} + "
+            f"one KV block {_mib(block_bytes)} are more than {LIMIT_SHARE:.0%} of the {_mib(host.available)} that {source}; "
+            f"give it {_mib(int((weights + activations + swap + block_bytes * per_sequence) / LIMIT_SHARE))}"
+            + _smaller_budget(description, config, dtype_bytes, int(host.available * LIMIT_SHARE) - weights - swap)
+        )
+    num_blocks = _num_blocks(config, block_bytes, room, host, most=config.max_num_seqs * per_sequence)
+    tokens = num_blocks * config.block_size
+    if config.max_model_len is not None and tokens < wanted_len:
+        need = per_sequence * block_bytes
+        raise ModelError(
+            f"--max-model-len {wanted_len} needs a KV pool of {_mib(need)} ({per_sequence} blocks), but it has {num_blocks} blocks "
+            f"({_mib(num_blocks * block_bytes)}); --max-model-len {tokens} fits"
+            + (f", and so does --num-blocks {per_sequence}" if config.num_blocks is not None and need <= room else "")
+        )
+    return MemoryPlan(
+        weights=weights,
+        activations=activations,
+        swap=swap,
+        kv_pool=num_blocks * block_bytes,
+        available=host.available,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=min(wanted_len, tokens),
+    )
+
+
+def weights_bytes(description: DecoderDescription, dtype_bytes: int) -> int:
+    """Weights as they lie in memory after loading; a tied head packed for the CPU is a second copy of the embedding."""
+    head_copy = description.vocab_size * description.hidden_size if description.tie_embeddings else 0
+    return (description.num_parameters() + head_copy) * dtype_bytes
+
+
+def activation_bytes(description: DecoderDescription, config: EngineConfig, dtype_bytes: int) -> int:
+    """The widest moment of a step of the full budget, and sampling of max_num_seqs rows in float32."""
+    d = description
+    row = 3 * d.hidden_size + 2 * d.q_size + 2 * d.kv_size + 3 * d.intermediate_size
+    sampled = min(config.max_num_seqs, config.max_num_batched_tokens)
+    return config.max_num_batched_tokens * row * dtype_bytes + sampled * d.vocab_size * (dtype_bytes + 3 * 4)
+
+
+def _num_blocks(config: EngineConfig, block_bytes: int, room: int, host: HostMemory, *, most: int) -> int:
+    fitting = room // block_bytes
+    if config.num_blocks is not None:
+        if config.num_blocks > fitting:
+            raise ModelError(
+                f"--num-blocks {config.num_blocks} needs {_mib(config.num_blocks * block_bytes)}, but after weights and "
+                f"activations {_mib(room)} are left; --num-blocks {fitting} fits"
+            )
+        return config.num_blocks
+    if config.kv_cache_memory is not None:
+        pool = parse_bytes(config.kv_cache_memory, flag="--kv-cache-memory")
+        if pool < block_bytes:
+            raise ModelError(
+                f"--kv-cache-memory {config.kv_cache_memory} is less than one KV block ({_mib(block_bytes)}); raise it"
+            )
+        if pool > room:
+            raise ModelError(
+                f"--kv-cache-memory {config.kv_cache_memory} does not fit: after weights and activations {_mib(room)} are "
+                f"left; --kv-cache-memory {room // MIB}Mi fits"
+            )
+        return pool // block_bytes
+    share = room if host.limited else min(room, int(host.available * FREE_SHARE))
+    return max(min(share // block_bytes, most), 1)
+
+
+def _smaller_budget(d: DecoderDescription, config: EngineConfig, dtype_bytes: int, room: int) -> str:
+    """A hint where a smaller step would fit."""
+    least = config.model_copy(update={"max_num_seqs": 1, "max_num_batched_tokens": 128})
+    if room > activation_bytes(d, least, dtype_bytes) * 2:
+        return ", or lower --max-num-batched-tokens and --max-num-seqs"
+    return ""
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:,.0f} MiB" if num_bytes >= MIB else f"{num_bytes / 1024:,.1f} KiB"

@@ -1,0 +1,79 @@
+"""Run a step's plan on the device: flatten it into tensors, call the executor, sample.
+
+Host arrays are allocated once and reused. Nothing here decides what to compute.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.engine.sampler import Draw, sample
+from quire.engine.scheduler import StepPlan
+from quire.models.decoder import Batch, Decoder, KVPool
+
+
+class ModelRunner:
+    """Holds the model, its KV pool, and the buffers of the largest possible step."""
+
+    def __init__(
+        self, decoder: Decoder, kv: KVPool, *, block_size: int, max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int
+    ) -> None:
+        """max_blocks: columns of the block table, enough for a sequence of the model's length."""
+        self.decoder = decoder
+        self.kv = kv
+        self._block_size = block_size
+        self._token_ids = np.zeros(max_num_batched_tokens, dtype=np.int64)
+        self._positions = np.zeros(max_num_batched_tokens, dtype=np.int64)
+        self._slots = np.zeros(max_num_batched_tokens, dtype=np.int64)
+        self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self._query_start = np.zeros(max_num_seqs + 1, dtype=np.int32)
+        self._context_lens = np.zeros(max_num_seqs, dtype=np.int32)
+
+    def run(self, plan: StepPlan) -> list[int]:
+        """Compute the plan; one token for each entry that samples, in order (`scheduler.NO_TOKEN` where it failed)."""
+        batch = self._batch(plan)
+        draws = [
+            Draw(entry.sequence.params, entry.sequence.seed, entry.sequence.num_generated)
+            for entry in plan.scheduled
+            if entry.samples
+        ]
+        logits = self.decoder.forward(batch, self.kv)
+        return sample(logits, draws) if draws else []
+
+    def _batch(self, plan: StepPlan) -> Batch:
+        token_ids, positions, slots, size = self._token_ids, self._positions, self._slots, self._block_size
+        wanted: list[int] = []
+        at = widest = 0
+        for index, entry in enumerate(plan.scheduled):
+            sequence, start, count = entry.sequence, entry.start, entry.num_tokens
+            blocks = sequence.table.block_ids
+            self._tables[index, : len(blocks)] = blocks
+            widest = max(widest, len(blocks))
+            if count == 1:
+                token_ids[at] = sequence.tokens[start]
+                positions[at] = start
+                slots[at] = blocks[start // size] * size + start % size
+            else:
+                end = at + count
+                span = positions[at:end] = np.arange(start, start + count)
+                token_ids[at:end] = sequence.tokens[start : start + count]
+                slots[at:end] = self._tables[index, span // size].astype(np.int64) * size + span % size
+            at += count
+            self._query_start[index + 1] = at
+            self._context_lens[index] = start + count
+            if entry.samples:
+                wanted.append(at - 1)
+        count = len(plan.scheduled)
+        return Batch(
+            token_ids=self._tensor(token_ids[:at]),
+            positions=self._tensor(positions[:at]),
+            slot_mapping=self._tensor(slots[:at]),
+            block_tables=self._tensor(self._tables[:count, :widest]),
+            query_start=self._tensor(self._query_start[: count + 1]),
+            context_lens=self._tensor(self._context_lens[:count]),
+            logit_rows=torch.tensor(wanted, dtype=torch.int64, device=self.decoder.device),
+        )
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.decoder.device)

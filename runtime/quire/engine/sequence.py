@@ -1,0 +1,76 @@
+"""The life of one request inside the engine."""
+
+from __future__ import annotations
+
+import enum
+
+from quire.kvcache.manager import BlockTable
+from quire.request import AddRequest, FinishReason, SamplingParams
+
+
+class State(enum.Enum):
+    """WAITING holds no blocks; RUNNING may; FINISHED has given them back."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class Sequence:
+    """Tokens, how many of them are computed, and where their keys and values lie.
+
+    num_computed counts tokens whose keys and values are in the cache; `len(tokens) - num_computed` are to be computed, one in
+    plain decoding. The newest token is never computed yet.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "first_scheduled_s",
+        "max_tokens",
+        "num_cached",
+        "num_computed",
+        "num_preemptions",
+        "num_prompt",
+        "order",
+        "params",
+        "priority",
+        "request_id",
+        "seed",
+        "state",
+        "stop_ids",
+        "table",
+        "tokens",
+    )
+
+    def __init__(
+        self, request: AddRequest, *, table: BlockTable, stop_ids: frozenset[int], seed: int, max_tokens: int, order: int
+    ) -> None:
+        self.request_id = request.request_id
+        self.params: SamplingParams = request.params
+        self.tokens = list(request.prompt_token_ids)
+        self.num_prompt = len(self.tokens)
+        self.num_computed = 0
+        self.num_cached = 0
+        self.num_preemptions = 0
+        self.max_tokens = max_tokens
+        self.stop_ids = stop_ids
+        self.seed = seed
+        self.priority = request.priority
+        self.arrival_s = request.arrival_s
+        self.order = order
+        self.first_scheduled_s: float | None = None
+        self.state = State.WAITING
+        self.table = table
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    def append(self, token: int) -> FinishReason | None:
+        """Add a generated token; why the sequence ends with it, if it does."""
+        self.tokens.append(token)
+        if token in self.stop_ids:
+            return FinishReason.STOP
+        if len(self.tokens) - self.num_prompt >= self.max_tokens:
+            return FinishReason.LENGTH
+        return None

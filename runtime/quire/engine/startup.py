@@ -1,0 +1,181 @@
+"""Bring an engine up: find the model, plan memory, load weights, allocate the KV pool, warm up. Each stage is timed.
+
+The one place where configuration, host and model meet. Raises ConfigError or ModelError with the sentence the user sees.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from quire import __version__
+from quire.config import EngineConfig
+from quire.engine import host
+from quire.engine.core import EngineCore
+from quire.engine.memory import MemoryPlan, plan
+from quire.engine.runner import ModelRunner
+from quire.engine.scheduler import Scheduler
+from quire.errors import ConfigError, ModelError
+from quire.kvcache.manager import KVCacheManager
+from quire.models import loader
+from quire.models.decoder import allocate_kv_pool
+from quire.models.source import resolve
+from quire.request import AddRequest, EngineReady, SamplingParams
+from quire_kernels import ops
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Stages:
+    """Seconds per stage of the start, logged as they pass."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - began
+        _log.info("start: %s took %.2f s", name, self.seconds[name])
+
+    def total(self) -> dict[str, float]:
+        return self.seconds | {"total": sum(self.seconds.values())}
+
+
+def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCore, EngineReady]:
+    """A core that is ready for requests, and what to tell the server about it."""
+    stages = stages or Stages()
+    with stages.stage("config"):
+        device = _device(config)
+        threads = config.cpu_threads or host.cpu_threads()
+        torch.set_num_threads(threads)
+        ops.set_num_threads(threads)
+        model = loader.inspect(resolve(config.model, revision=config.revision))
+        description = model.description
+        dtype = DTYPES[_dtype(config, device, description.checkpoint_dtype)]
+        kv_dtype = dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
+        _check_length(config, description.max_model_len)
+        memory = plan(
+            description,
+            config,
+            dtype_bytes=dtype.itemsize,
+            kv_dtype_bytes=kv_dtype.itemsize,
+            host=_available(device, config),
+        )
+        _log.info("%s", memory)
+        _announce_length(config, description.max_model_len, memory)
+    with stages.stage("weights"):
+        decoder = loader.load(model, dtype, device, memory.max_model_len)
+    with stages.stage("kv_pool"):
+        pool = allocate_kv_pool(description, memory.num_blocks, config.block_size, kv_dtype, device)
+        scheduler = Scheduler(
+            KVCacheManager(memory.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=memory.max_model_len,
+            vocab_size=description.vocab_size,
+            eos_token_ids=description.eos_token_ids,
+            policy=config.scheduler_policy,
+        )
+        runner = ModelRunner(
+            decoder,
+            pool,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_blocks=-(-memory.max_model_len // config.block_size),
+        )
+        core = EngineCore(scheduler, runner, config)
+    with stages.stage("warmup"):
+        _warm_up(core)
+    selection = ops.selection(device)
+    ready = EngineReady(
+        max_model_len=memory.max_model_len,
+        num_blocks=memory.num_blocks,
+        block_size=config.block_size,
+        vocab_size=description.vocab_size,
+        info={
+            "version": __version__,
+            "device": device.type,
+            "dtype": str(dtype).removeprefix("torch."),
+            "quantization": description.quantization,
+            "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
+            "block_size": str(config.block_size),
+            "num_blocks": str(memory.num_blocks),
+            "max_model_len": str(memory.max_model_len),
+            "cpu_threads": str(threads),
+            "kernels": selection.kernels.NAME,
+            "kernels_fallback": selection.reason,
+        },
+        startup_s=stages.total(),
+    )
+    return core, ready
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu, or a torch built for CUDA")
+    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _dtype(config: EngineConfig, device: torch.device, checkpoint: str) -> str:
+    """`auto` on a CPU is bfloat16 only where the CPU multiplies it natively; without that it is slower than float32."""
+    if config.dtype != "auto":
+        return config.dtype
+    if device.type == "cpu":
+        return "bfloat16" if native_bfloat16() else "float32"
+    return checkpoint if checkpoint in ("bfloat16", "float16") else "bfloat16"
+
+
+def native_bfloat16() -> bool:
+    """True where the CPU has bfloat16 dot products (AVX512_BF16 or AMX)."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16", "amx_tile"))
+
+
+def _available(device: torch.device, config: EngineConfig) -> host.HostMemory:
+    if device.type == "cpu":
+        return host.memory()
+    free, total = torch.cuda.mem_get_info(device)
+    share = max(int(total * config.gpu_memory_utilization) - (total - free), 0)
+    return host.HostMemory(available=share, limited=True, limit=total)
+
+
+def _check_length(config: EngineConfig, model_len: int) -> None:
+    if config.max_model_len is not None and config.max_model_len > model_len:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the {model_len} tokens {config.model} was made for; lower it"
+        )
+
+
+def _announce_length(config: EngineConfig, model_len: int, memory: MemoryPlan) -> None:
+    if config.max_model_len is None and memory.max_model_len < model_len:
+        _log.warning(
+            "the model's length is %d tokens here, not the %d it was made for: the KV pool holds no more; "
+            "raise --kv-cache-memory or --num-blocks for longer requests",
+            memory.max_model_len,
+            model_len,
+        )
+
+
+def _warm_up(core: EngineCore) -> None:
+    """One short request through the whole step, so that the first real one finds everything initialised."""
+    params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=2, ignore_eos=True, seed=0)
+    length = min(8, core.scheduler.max_model_len - 2)
+    if length < 1:
+        return
+    core.add(AddRequest(request_id="warmup", prompt_token_ids=[0] * length, params=params, arrival_s=time.monotonic()))
+    while core.has_work:
+        for delta in core.step().deltas:
+            if delta.error is not None:
+                raise ModelError(f"the model does not compute: {delta.error}")
+    core.scheduler.forget()

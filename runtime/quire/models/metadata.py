@@ -1,0 +1,81 @@
+"""Read fields of config.json and of GGUF metadata strictly: a missing or odd value is a ModelError naming file and field."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A mapping from a file, with checked access."""
+
+    values: dict[str, Any]
+    path: Path
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise self.bad(key, value, "a positive integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.bad(key, value, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.bad(key, value, "true or false")
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One id, a list of ids, or nothing."""
+        value = self.values.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise self.bad(key, value, "a token id or a list of token ids")
+        return tuple(ids)
+
+    def section(self, key: str) -> Fields | None:
+        """A nested mapping, or None where it is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.bad(key, value, "a mapping")
+        return Fields(value, self.path)
+
+    def bad(self, key: str, value: object, bound: str) -> ModelError:
+        return ModelError(f"{self.path}: {key} must be {bound}, got {value!r}")
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise ModelError(f"{self.path}: {key} is missing; the file is incomplete or of another architecture")
+        return default
+
+
+def read_json(path: Path) -> Fields:
+    """A JSON file that holds a mapping; raises ModelError naming the file and the place."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ModelError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    except ValueError as exc:
+        raise ModelError(f"{path} is not valid JSON ({exc}); download it again") from exc
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} must hold a JSON object; download it again")
+    return Fields(values, path)
