@@ -1,0 +1,26 @@
+// One function per operation: check the values that would lead out of bounds, cut the work into items, run them on the
+// pool with the kernels of one instruction set. Shapes and types were checked by quire_kernels.ops.
+#pragma once
+
+#include <stdexcept>
+
+#include "types.h"
+
+namespace quire {
+
+// An argument's content is out of bounds; the message names it.
+struct ArgumentError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+void paged_attention(const Kernels& kernels, AttentionCall call, const Tensor& query_start, const Tensor& context_lens);
+void write_kv(const Kernels& kernels, const Tensor& key, const Tensor& value, const Tensor& key_cache,
+              const Tensor& value_cache, const Tensor& slot_mapping);
+void rms_norm(const Kernels& kernels, const Tensor& x, const Tensor* residual, const Tensor& weight, float eps,
+              const Tensor& out);
+void rope(const Kernels& kernels, const Tensor& query, const Tensor& key, const Tensor& positions, const Tensor& cos,
+          const Tensor& sin);
+void silu_mul(const Kernels& kernels, const Tensor& gate_up, const Tensor& out);
+void dequantize(const Kernels& kernels, const Tensor& raw, int ggml_type, const Tensor& out);
+
+}  // namespace quire

@@ -1,0 +1,13 @@
+// The kernels for AVX-512 (F, BW, DQ, VL). CMakeLists.txt gives this file its flags.
+#define QUIRE_ISA avx512
+
+#include "attention_kernel.h"
+#include "dequantize_kernel.h"
+#include "row_kernels.h"
+
+namespace quire {
+
+const Kernels kAvx512Kernels = {QUIRE_ISA::attend,   QUIRE_ISA::merge,        QUIRE_ISA::copy_row,  QUIRE_ISA::rms_norm_row,
+                    QUIRE_ISA::rope_row, QUIRE_ISA::silu_mul_row, QUIRE_ISA::dequantize};
+
+}  // namespace quire

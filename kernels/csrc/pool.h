@@ -1,0 +1,23 @@
+// Threads that share one loop at a time. No OpenMP: torch brings its own, and two runtimes fight for the cores.
+#pragma once
+
+#include <cstdint>
+
+namespace quire {
+
+// The caller included. At first the number of CPUs this process may run on.
+int num_threads();
+void set_num_threads(int count);
+
+// Calls body(context, i) for all i in [0, count), in any order, on up to max_threads threads (the caller is one), and
+// returns when all are done. Indices are handed out one by one, so a slow or absent thread delays nobody. Two calls at
+// once are fine: the second does all its work on its own thread. The body must not throw.
+void parallel_for(int64_t count, int max_threads, void (*body)(void* context, int64_t i), void* context);
+
+template <class Body>
+void parallel_for(int64_t count, int max_threads, const Body& body) {
+  const auto call = [](void* context, int64_t i) { (*static_cast<const Body*>(context))(i); };
+  parallel_for(count, max_threads, call, const_cast<Body*>(&body));
+}
+
+}  // namespace quire

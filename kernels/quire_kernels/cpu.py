@@ -1,0 +1,42 @@
+"""The C++ kernels for CPU tensors, as `quire_kernels.dispatch` wants them.
+
+The extension borrows tensors through DLPack's C exchange API: data, shape and strides, no copy. It validates what could
+lead out of bounds (block ids, slots, positions) and raises `ArgumentError`; shapes are checked by `quire_kernels.ops`,
+so call that. Importing this module fails where the extension is not built, or with `UnavailableError` where
+`QUIRE_CPU_ISA` asks for an instruction set this CPU lacks.
+"""
+
+from __future__ import annotations
+
+from quire_kernels._cpu import (
+    available_isas,
+    dequantize_gguf,
+    fused_add_rms_norm,
+    isa,
+    num_threads,
+    paged_attention,
+    rms_norm,
+    rope,
+    set_num_threads,
+    silu_mul,
+    use_isa,
+    write_kv,
+)
+
+__all__ = [
+    "NAME",
+    "available_isas",
+    "dequantize_gguf",
+    "fused_add_rms_norm",
+    "isa",
+    "num_threads",
+    "paged_attention",
+    "rms_norm",
+    "rope",
+    "set_num_threads",
+    "silu_mul",
+    "use_isa",
+    "write_kv",
+]
+
+NAME = "cpu"
