@@ -17,7 +17,14 @@ class ModelRunner:
     """Holds the model, its KV pool, and the buffers of the largest possible step."""
 
     def __init__(
-        self, decoder: Decoder, kv: KVPool, *, block_size: int, max_num_seqs: int, max_num_batched_tokens: int, max_blocks: int
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_blocks: int,
     ) -> None:
         """max_blocks: columns of the block table, enough for a sequence of the model's length."""
         self.decoder = decoder

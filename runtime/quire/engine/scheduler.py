@@ -83,7 +83,9 @@ class Scheduler:
         """Take a request. A delta with an error comes back instead where it can never be served."""
         fault = self._fault(request)
         if fault is not None:
-            return TokenDelta(request_id=request.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=fault)
+            return TokenDelta(
+                request_id=request.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=fault
+            )
         params = request.params
         room = self.max_model_len - len(request.prompt_token_ids)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)

@@ -43,7 +43,14 @@ class Sequence:
     )
 
     def __init__(
-        self, request: AddRequest, *, table: BlockTable, stop_ids: frozenset[int], seed: int, max_tokens: int, order: int
+        self,
+        request: AddRequest,
+        *,
+        table: BlockTable,
+        stop_ids: frozenset[int],
+        seed: int,
+        max_tokens: int,
+        order: int,
     ) -> None:
         self.request_id = request.request_id
         self.params: SamplingParams = request.params

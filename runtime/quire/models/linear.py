@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-
 BATCH_HINT = 32
 """Rows for which oneDNN chooses the layout; with 1 instead, products of 32 rows lose 15 %, single rows win nothing."""
 

@@ -67,7 +67,9 @@ def from_config(config: Fields) -> DecoderDescription:
     )
 
 
-def from_gguf(fields: Fields, tensors: dict[str, tuple[int, ...]], rope_factors: tuple[float, ...]) -> DecoderDescription:
+def from_gguf(
+    fields: Fields, tensors: dict[str, tuple[int, ...]], rope_factors: tuple[float, ...]
+) -> DecoderDescription:
     """The description of a GGUF file. tensors: name to shape. rope_factors: content of rope_freqs.weight, if there."""
     hidden, heads = fields.integer("llama.embedding_length"), fields.integer("llama.attention.head_count")
     head_size = fields.integer("llama.attention.key_length", hidden // heads)

@@ -72,7 +72,9 @@ def _inspect_folder(files: ModelFiles) -> Inspected:
             f"{config.path}: architectures {names!r} is not supported; supported: {', '.join(sorted(registry.HF))}"
         )
     if config.values.get("quantization_config") is not None:
-        raise ModelError(f"{config.path}: quantization_config is not supported; use the unquantised model or a .gguf file")
+        raise ModelError(
+            f"{config.path}: quantization_config is not supported; use the unquantised model or a .gguf file"
+        )
     architecture = registry.HF[known[0]]
     description = architecture.describe(config)
     generation = files.path / "generation_config.json"
@@ -84,7 +86,9 @@ def _inspect_folder(files: ModelFiles) -> Inspected:
 def _checked(files: ModelFiles, d: DecoderDescription) -> DecoderDescription:
     """Refuse sizes that do not fit together before anything is allocated."""
     if d.num_heads % d.num_kv_heads:
-        raise ModelError(f"{files.path}: {d.num_heads} attention heads are no multiple of {d.num_kv_heads} key/value heads")
+        raise ModelError(
+            f"{files.path}: {d.num_heads} attention heads are no multiple of {d.num_kv_heads} key/value heads"
+        )
     if d.head_size > 512 or d.rope.dim > d.head_size or d.rope.dim % 2:
         raise ModelError(f"{files.path}: head size {d.head_size} with {d.rope.dim} rotated dimensions is not supported")
     if d.rope.factors and len(d.rope.factors) != d.rope.dim // 2:

@@ -145,4 +145,3 @@ def _fill(place: Path, name: str, values: Tensor, target: Tensor) -> None:
             f"{place}: tensor {name} holds numbers that are not finite as {target.dtype}; the file is damaged, or needs "
             "--dtype bfloat16 or float32"
         )
-

@@ -1,0 +1,142 @@
+"""The engine process: `python -m quire.engine.process FOLDER`, started by `EngineClient` only.
+
+Configuration comes as JSON on standard input, which stays open: when the parent dies it closes, and so does this process.
+The loop polls its sockets and steps. Idle, it blocks in poll and wakes once a second for a heartbeat. A fault of one
+request is a delta with an error; a fault of the step ends the process with EngineFailed and status 1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from quire.config import EngineConfig
+from quire.engine import wire
+from quire.engine.core import EngineCore
+from quire.engine.startup import Stages, build
+from quire.errors import QuireError
+from quire.request import AbortRequest, AddRequest, EngineFailed, FromEngine, Shutdown, StepOutputs
+
+HEARTBEAT_S = 1.0
+LINGER_MS = 2000
+PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger("quire.engine")
+
+
+class EngineProcess:
+    """The loop around a core: sockets in, sockets out."""
+
+    def __init__(self, endpoints: wire.Endpoints, lifeline: int) -> None:
+        """lifeline: a file descriptor that becomes readable (at its end) when the parent is gone."""
+        self._context = zmq.Context()
+        self._requests = self._context.socket(zmq.PULL)
+        self._requests.connect(endpoints.requests)
+        self._outputs = self._context.socket(zmq.PUSH)
+        self._outputs.set(zmq.SNDHWM, 0)  # the loop never blocks on a slow server; a dead one ends us
+        self._outputs.connect(endpoints.outputs)
+        self._lifeline = lifeline
+        self._poller = zmq.Poller()
+        self._poller.register(self._requests, zmq.POLLIN)
+        self._poller.register(lifeline, zmq.POLLIN)
+
+    def send(self, message: FromEngine) -> None:
+        self._outputs.send(wire.encoder.encode(message))
+
+    def run(self, core: EngineCore) -> None:
+        """Serve until told to stop."""
+        spoke = time.monotonic()
+        while True:
+            wait_s = 0.0 if core.has_work else max(spoke + HEARTBEAT_S - time.monotonic(), 0.0)
+            if not self._receive(core, wait_s):
+                return
+            if core.has_work:
+                self.send(core.step())
+                spoke = time.monotonic()
+            elif time.monotonic() >= spoke + HEARTBEAT_S:
+                self.send(StepOutputs(deltas=[], stats=core.stats()))
+                spoke = time.monotonic()
+
+    def close(self) -> None:
+        """Give sent messages a moment to leave, then drop everything."""
+        self._context.destroy(linger=LINGER_MS)
+
+    def _receive(self, core: EngineCore, wait_s: float) -> bool:
+        """Take in all messages that are there, waiting for a first one; False when the loop must end."""
+        ready = dict(self._poller.poll(wait_s * 1000))
+        if self._lifeline in ready:
+            _log.warning("the server process is gone; the engine ends too")
+            return False
+        changed = False
+        while self._requests in ready:
+            try:
+                frame = self._requests.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            match wire.to_engine.decode(frame):
+                case AddRequest() as request:
+                    core.add(request)
+                case AbortRequest(request_ids=ids):
+                    core.abort(ids)
+                    changed = True
+                case Shutdown():
+                    return False
+        if changed and not core.has_work:
+            self.send(StepOutputs(deltas=[], stats=core.stats()))
+        return True
+
+
+def main(arguments: list[str]) -> int:
+    """Start, serve, end. Returns the exit status; the last words went to the server as EngineFailed."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it drains, then shuts us down
+    lifeline = sys.stdin.fileno()
+    settings = msgspec.json.decode(sys.stdin.buffer.readline())
+    logging.basicConfig(
+        level=str(settings["log_level"]).upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    stages = Stages()
+    stages.seconds["import"] = time.monotonic() - float(settings["spawned_s"])
+    process = EngineProcess(wire.endpoints(Path(arguments[0])), lifeline)
+    try:
+        core, ready = build(EngineConfig(**settings["config"]), stages)
+        process.send(ready)
+        process.run(core)
+    except QuireError as exc:
+        process.send(EngineFailed(kind=type(exc).__name__, message=str(exc)))
+        return 1
+    except Exception as exc:
+        traceback.print_exc()
+        process.send(EngineFailed(kind="EngineDeadError", message=f"the engine failed: {_last_words(exc)}"))
+        return 1
+    finally:
+        process.close()
+    return 0
+
+
+def _last_words(exc: Exception) -> str:
+    if isinstance(exc, MemoryError):
+        return "out of memory; lower --kv-cache-memory, --max-num-batched-tokens or --max-num-seqs"
+    lines = str(exc).strip().splitlines()
+    return f"{type(exc).__name__}: {lines[0]}" if lines else type(exc).__name__
+
+
+def _die_with_parent() -> None:
+    """On Linux the kernel kills us when the thread that started us ends, also in the middle of a step."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
