@@ -1,0 +1,163 @@
+"""Vocabularies from folders and GGUF files: ids of the reference library, end ids, faults that name the file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from quire.errors import ModelError
+from quire.models import bundled
+from quire.request import SamplingParams
+from quire.text import load_tokenizer
+from quire.text.pieces import Pieces
+from tiny_text import build_tokenizer, write_tokenizer
+
+TEXTS = [
+    "Hello, world! I'LL don't we've  two spaces\n\n\ttabs   ",
+    "1234567 3.14 x2y",
+    "Zürich naïve 漢字かな交じり 🎉👨‍👩‍👧 Straße",
+    " leading <|im_start|>user\r\n<|im_end|>",
+    "CamelCaseWORDS snake_case kebab-case/path//to",
+    "",
+]
+
+
+def byte_level(pre: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    """A small trained byte-level BPE."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    return tokenizer
+
+
+def write_gguf(path: Path, tokenizer: Tokenizer, *, pre: str, **more: Any) -> Path:
+    import json
+
+    import gguf
+    import numpy as np
+
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(1)
+    writer.add_tokenizer_model(more.get("kind", "gpt2"))
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(more.get("add_bos", False))
+    writer.add_tensor("token_embd.weight", np.zeros((2, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained() -> Tokenizer:
+    return byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2", "tekken", "gpt-4o", "default"])
+def test_gguf_ids_equal_the_reference(tmp_path: Path, trained: Tokenizer, pre: str) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    write_gguf(tmp_path / "tiny.gguf", trained, pre=pre)
+    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+    tokenizer = load_tokenizer(tmp_path / "tiny.gguf")
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert ids == reference.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_gguf_digits_are_split_as_the_models_own_tokenizer_does(tmp_path: Path, trained: Tokenizer) -> None:
+    own = byte_level(
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    )
+    write_gguf(tmp_path / "tiny.gguf", own, pre="smollm")
+    tokenizer = load_tokenizer(tmp_path / "tiny.gguf")
+    for text in [*TEXTS, " ½ 12³"]:
+        assert tokenizer.encode(text) == own.encode(text).ids
+
+
+def test_gguf_begin_token_and_end_ids(tmp_path: Path, trained: Tokenizer) -> None:
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "tiny.gguf", trained, pre="gpt-2", add_bos=True))
+    assert tokenizer.encode("hi")[0] == 1
+    assert tokenizer.encode("<|im_start|>hi").count(1) == 1
+    assert set(tokenizer.eos_ids) == {2, 0}  # <|im_end|> from the header, <|endoftext|> because it is one
+
+
+@pytest.mark.parametrize(
+    ("pre", "kind", "words"), [("nobody-knows", "gpt2", "pre-tokenizer 'nobody-knows'"), ("gpt-2", "bert", "'bert'")]
+)
+def test_gguf_that_is_not_understood_is_refused(
+    tmp_path: Path, trained: Tokenizer, pre: str, kind: str, words: str
+) -> None:
+    write_gguf(tmp_path / "odd.gguf", trained, pre=pre, kind=kind)
+    with pytest.raises(ModelError, match=f"odd.gguf.*{words}.*--tokenizer"):
+        load_tokenizer(tmp_path / "odd.gguf")
+
+
+def test_folder_end_ids_come_from_generation_config_too(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path))
+    assert set(tokenizer.eos_ids) == {0, 2}
+    params = tokenizer.resolve(SamplingParams(stop=("<|im_start|>", "x"), stop_token_ids=(7,)), room=5)
+    assert (params.stop, set(params.stop_token_ids), params.max_tokens) == (("x",), {7, 1, 2, 0}, 5)
+    assert tokenizer.resolve(SamplingParams(ignore_eos=True, max_tokens=3), room=5).stop_token_ids == ()
+
+
+def test_folder_faults_name_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(ModelError, match="absent"):
+        load_tokenizer(tmp_path / "absent")
+
+
+def test_sentencepiece_style_vocabularies_decode() -> None:
+    words = ["<unk>", "<s>", "</s>", "▁Hello", "▁world", "<0xF0>", "<0x9F>", "<0x8E>", "<0x89>", "!"]
+    backend = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    pieces = Pieces(backend, {1, 2})
+    assert pieces.strips_first_space
+    assert b"".join(pieces.bytes_of(i) for i in [1, 3, 4, 5, 6, 7, 8, 9, 2, 99]) == " Hello world🎉!".encode()
+
+
+def test_unknown_decoders_are_refused() -> None:
+    backend = build_tokenizer()
+    backend.decoder = decoders.WordPiece()
+    with pytest.raises(ModelError, match="WordPiece"):
+        Pieces(backend, ())
+
+
+@pytest.mark.model
+def test_the_embedded_model_has_the_ids_of_the_reference() -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    path = bundled.pull("smollm2")
+    reference = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
+    tokenizer = load_tokenizer(path)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    assert tokenizer.encode_chat(messages) == reference.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
