@@ -57,6 +57,7 @@ def boot(layout: Layout, name: str, pause: Path, record: Callable[[Process], Non
         "name": name,
         "binds": [[str(folder / source), target] for source, target in BINDS.items()],
         "sysctls": SYSCTLS,
+        "keep": str(layout.base),
         "ready": str(ready),
         "pause": str(pause),
     }

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+CONTAINER_FILE_SYSTEMS = ("overlay", "aufs", "fuse.fuse-overlayfs", "nsfs")
+
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
@@ -19,6 +21,8 @@ def main() -> None:
         if go.read(1) != b"1":
             sys.exit("the harness ended before this machine was recorded")
     mount("--make-rprivate", "/")
+    for point in foreign_mounts(Path("/proc/self/mountinfo").read_text(), spec["keep"]):
+        subprocess.run(["umount", "--lazy", point], check=True)
     mount("--make-rshared", "/")  # kubelet hands mounts on to containers
     for source, target in spec["binds"]:
         mount("--bind", source, target)
@@ -32,6 +36,18 @@ def main() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     Path(spec["ready"]).touch()
     os.execv(spec["pause"], ["pause"])
+
+
+def foreign_mounts(mountinfo: str, keep: str) -> list[str]:
+    """Mounts of containers and image builds that happen to be on the host: holding copies of them would keep their files in use for as long as this machine lives. Innermost first."""
+    points = []
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split()[4]
+        inside = keep == point or keep.startswith(point.rstrip("/") + "/")
+        if right.split()[0] in CONTAINER_FILE_SYSTEMS and not inside:
+            points.append(point)
+    return points[::-1]
 
 
 def mount(*arguments: str) -> None:
