@@ -17,7 +17,7 @@ def run(config: ServeConfig) -> int:
     set_up_logging(config.log_level)
 
     async def start() -> Engine:
-        return await EngineClient.start(config.engine(), deadline_s=config.load_timeout)
+        return await EngineClient.start(config.engine(), deadline_s=config.load_timeout, log_level=config.log_level)
 
     return serve(config, start, say=say)
 

@@ -70,7 +70,6 @@ class EventStream(Response):
         self._started = False
         self.status_code = 200
         self.background = None
-        self.body = b""
         self.init_headers({"content-type": "text/event-stream; charset=utf-8", **_STREAM_HEADERS, **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
