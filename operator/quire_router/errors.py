@@ -1,13 +1,13 @@
 """Errors of the router; the class tells the caller what to do.
 
     RouterError              one request is answered with `status` and an OpenAI error body
-    ├── BadRequestError      400, 413: the client must change the request
+    ├── BadRequestError      400, 408, 413: the client must change the request
     ├── NotFoundError        404, 405: no such model or route
     ├── UnavailableError     503 with Retry-After: the same request may succeed later
     └── InternalError        500: a fault of this router
     SettingsError            the start is refused; the message names the variable
     WatchError               one list or watch attempt failed; the watcher backs off and tries again
-    └── GoneError            the resource version is too old (410): list again, at once
+    └── GoneError            the watch cannot be resumed (410, or no JSON): list again
 
 No I/O here, and nothing of aiohttp: `app` turns a RouterError into a response.
 """
@@ -45,6 +45,12 @@ class TooLargeError(BadRequestError):
     """The body is larger than this router accepts."""
 
     status = 413
+
+
+class SlowBodyError(BadRequestError):
+    """The body stopped arriving."""
+
+    status = 408
 
 
 class NotFoundError(RouterError):
@@ -88,7 +94,7 @@ class WatchError(Exception):
 
 
 class GoneError(WatchError):
-    """The resource version is too old to resume from."""
+    """The watch cannot be resumed; a new list can."""
 
 
 def error_body(message: str, *, kind: str, code: str | None, param: str | None = None) -> bytes:

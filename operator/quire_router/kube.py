@@ -17,7 +17,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -217,11 +217,12 @@ class Watcher:
                 if response.status_code != 200:
                     self._check(response.status_code, await response.aread())
                 self._alive()
-                async for line in response.aiter_lines():
-                    if line:
-                        yield json.loads(line)
-        except (httpx2.HTTPError, ValueError) as error:
+                async for line in _lines(response.aiter_bytes()):
+                    yield json.loads(line)
+        except httpx2.HTTPError as error:
             raise WatchError(f"the watch of {self.where} broke: {_reason(error)}") from error
+        except ValueError as error:
+            raise GoneError(f"the watch of {self.where} delivered what is no JSON: {error}") from error
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind, manifest = event.get("type"), event.get("object") or {}
@@ -255,6 +256,16 @@ class Watcher:
             404: "; its definition is not installed yet",
         }.get(status, "")
         raise WatchError(f"the API server refuses {self.where} with {status}{hint}: {message}".rstrip(": "))
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Split at line feeds and nowhere else: httpx2 would also split at other separators, which may stand in an annotation."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
 
 
 def _reason(error: Exception) -> str:

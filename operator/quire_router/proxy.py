@@ -31,7 +31,14 @@ from quire_router.body import model_of, rename
 from quire_router.choose import LoadTable, Policy, choose
 from quire_router.drain import Drain
 from quire_router.endpoints import Endpoint, EndpointState
-from quire_router.errors import InternalError, NotFoundError, RouterError, TooLargeError, UnavailableError
+from quire_router.errors import (
+    InternalError,
+    NotFoundError,
+    RouterError,
+    SlowBodyError,
+    TooLargeError,
+    UnavailableError,
+)
 from quire_router.metrics import Metrics
 from quire_router.registry import Registry, Route
 from quire_router.settings import Settings
@@ -44,6 +51,11 @@ NO_ENDPOINT_RETRY_S = 5
 FAILED_RETRY_S = 1
 MAX_SENT_AGAIN = 1
 MAX_UNAVAILABLE_BODY = 64 * 1024
+UNAVAILABLE_BODY_S = 5.0
+BODY_SILENCE_S = 60.0
+"""A client that sends nothing of its body for this long gets 408."""
+CLIENT_STALL_S = 300.0
+"""A client that takes nothing of its answer for this long counts as gone."""
 FINAL_CODES = frozenset({"queue_timeout"})
 """Error codes of a 503 after which another pod is not asked: the client has waited its turn in a queue already."""
 CLIENT_LEFT = 499
@@ -178,11 +190,18 @@ class Proxy:
         if (request.content_length or 0) > limit:
             raise error
         pieces, size = [], 0
-        async for piece in request.content.iter_any():
-            size += len(piece)
-            if size > limit:
-                raise error
-            pieces.append(piece)
+        try:
+            async with asyncio.timeout(BODY_SILENCE_S) as deadline:
+                while piece := await request.content.readany():
+                    size += len(piece)
+                    if size > limit:
+                        raise error
+                    pieces.append(piece)
+                    deadline.reschedule(asyncio.get_running_loop().time() + BODY_SILENCE_S)
+        except TimeoutError:
+            raise SlowBodyError(
+                f"nothing of the request body came for {BODY_SILENCE_S:g} s", code="body_timeout"
+            ) from None
         return b"".join(pieces)
 
     def _route(self, model: str) -> Route:
@@ -269,7 +288,8 @@ class Proxy:
     async def _stream(
         self, request: web.Request, upstream: aiohttp.ClientResponse, record: _Record
     ) -> web.StreamResponse:
-        cutter = EventCutter() if upstream.content_type == "text/event-stream" else None
+        plain_events = upstream.content_type == "text/event-stream" and "Content-Encoding" not in upstream.headers
+        cutter = EventCutter() if plain_events else None
         response = web.StreamResponse(
             status=upstream.status, reason=upstream.reason, headers=headers.to_client(upstream.headers)
         )
@@ -325,17 +345,21 @@ class Proxy:
 
 async def _to_client(operation: Any) -> None:
     try:
-        await operation
-    except ConnectionError as error:
+        async with asyncio.timeout(CLIENT_STALL_S):
+            await operation
+    except (ConnectionError, TimeoutError) as error:
         raise _ClientLeft from error
 
 
 async def _refused(upstream: aiohttp.ClientResponse) -> _AttemptError:
     """A 503 before the first byte. The answer is kept for the case that no other endpoint does better."""
     try:
-        body = await upstream.content.read(MAX_UNAVAILABLE_BODY)
-    except (aiohttp.ClientError, ConnectionError) as error:
-        return _AttemptError("reset", str(error) or "closed within its 503")
+        async with asyncio.timeout(UNAVAILABLE_BODY_S):
+            body = await upstream.content.readexactly(MAX_UNAVAILABLE_BODY)
+    except asyncio.IncompleteReadError as error:
+        body = error.partial  # the whole of it, as it nearly always is
+    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+        return _AttemptError("reset", str(error) or "closed or stuck within its 503")
     kept = headers.to_client(upstream.headers)
     kept.popall("Content-Length", None)
     kept.setdefault("Retry-After", str(FAILED_RETRY_S))

@@ -11,14 +11,16 @@ that claims them (creationTimestamp, then namespace and name); who lost a name i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from quire_router.endpoints import DeploymentKey, Endpoint, EndpointState, Slice, merge, parse_slice
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +126,34 @@ class Registry:
 
     def replace_deployments(self, scope: str, manifests: Iterable[Mapping[str, Any]]) -> None:
         """Take a complete list of namespace `scope` ("" for all namespaces)."""
-        fresh = {parsed.key: parsed for parsed in map(parse_deployment, manifests) if parsed is not None}
+        fresh = {
+            parsed.key: parsed
+            for parsed in (_guarded(parse_deployment, item) for item in manifests)
+            if parsed is not None
+        }
         kept = {key: value for key, value in self._deployments.items() if scope and key[0] != scope}
         self._deployments = kept | fresh
         self._derive_names()
 
     def apply_deployment(self, manifest: Mapping[str, Any]) -> None:
         """Take one added or modified LLMDeployment."""
-        parsed = parse_deployment(manifest)
+        parsed = _guarded(parse_deployment, manifest)
         if parsed is not None and self._deployments.get(parsed.key) != parsed:
             self._deployments[parsed.key] = parsed
             self._derive_names()
 
     def remove_deployment(self, manifest: Mapping[str, Any]) -> None:
         """Take one deleted LLMDeployment."""
-        parsed = parse_deployment(manifest)
+        parsed = _guarded(parse_deployment, manifest)
         if parsed is not None and self._deployments.pop(parsed.key, None) is not None:
             self._derive_names()
 
     def replace_slices(self, scope: str, manifests: Iterable[Mapping[str, Any]]) -> None:
         """Take a complete list of namespace `scope` ("" for all namespaces)."""
         fresh = {
-            (parsed.namespace, parsed.name): parsed for parsed in map(parse_slice, manifests) if parsed is not None
+            (parsed.namespace, parsed.name): parsed
+            for parsed in (_guarded(parse_slice, item) for item in manifests)
+            if parsed is not None
         }
         kept = {key: value for key, value in self._slices.items() if scope and key[0] != scope}
         self._slices = kept | fresh
@@ -156,7 +164,7 @@ class Registry:
 
     def apply_slice(self, manifest: Mapping[str, Any]) -> None:
         """Take one added or modified EndpointSlice; one that lost its label counts as deleted."""
-        parsed = parse_slice(manifest)
+        parsed = _guarded(parse_slice, manifest)
         if parsed is None:
             self.remove_slice(manifest)
             return
@@ -202,6 +210,15 @@ class Registry:
                 name, *winner, *loser, "/".join(loser),
             )  # fmt: skip
         self._reported = lost
+
+
+def _guarded(parse: Callable[[Mapping[str, Any]], T | None], manifest: Mapping[str, Any]) -> T | None:
+    """One object of an unexpected shape is left out; it must not stop the others."""
+    try:
+        return parse(manifest)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        log.warning("an object of an unexpected shape is left out (%s): %s", error, manifest.get("metadata"))
+        return None
 
 
 def _unix_s(timestamp: str) -> int:

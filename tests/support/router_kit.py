@@ -92,6 +92,7 @@ class FakeKube:
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     answers: dict[str, list[int]] = field(default_factory=dict)  # plural -> statuses to answer with, first ones first
     mute: bool = False  # watches stay open and say nothing more
+    garble: bool = False  # the next event of each watch is no JSON
     _history: list[tuple[int, str, Object]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _generation: int = 0
@@ -180,7 +181,8 @@ class FakeKube:
                 since = self.version
             for _, changed, event in fresh:
                 if changed == plural and namespace in ("", event["object"]["metadata"].get("namespace", namespace)):
-                    await response.write(json.dumps(event).encode() + b"\n")
+                    line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
+                    await response.write(line[len(line) // 2 :] if self.garble else line)
 
 
 # -- pods

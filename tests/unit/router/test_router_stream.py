@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 
@@ -148,6 +149,48 @@ async def test_a_client_that_leaves_ends_the_work_of_the_pod_at_once(pieces: tup
         await eventually("nothing in flight", lambda: not kit.router.drain._tasks)
         assert await kit.metric("quire_router_requests_total", model="m", code="499") == 1
         assert await kit.metric("quire_router_requests_in_flight", model="m") == 0
+
+
+async def test_a_client_that_takes_nothing_for_long_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_router.proxy.CLIENT_STALL_S", 0.2)
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers=SSE)
+        await response.prepare(request)
+        while True:
+            await response.write(b"data: " + b"x" * 65530 + b"\n\n")
+
+    async with running() as kit:
+        pod = await kit.pod("a", flood)
+        await kit.deploy("m", pod)
+        async with await open_stream(kit):
+            await eventually("the pod was told", lambda: pod.left == 1)
+        assert await kit.metric("quire_router_requests_total", model="m", code="499") == 1
+
+
+async def test_a_body_that_stops_arriving_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_router.proxy.BODY_SILENCE_S", 0.1)
+    async with running() as kit:
+        host, port = kit.router.addresses[0]
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        async with asyncio.timeout(10):
+            answer = await reader.readuntil(b"\r\n")
+        writer.close()
+        await writer.wait_closed()
+        assert b" 408 " in answer
+
+
+async def test_compressed_events_pass_untouched() -> None:
+    packed = gzip.compress(event("one") + DONE)
+
+    async def script(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=packed, headers={**SSE, "Content-Encoding": "gzip"})
+
+    async with running() as kit:
+        await kit.deploy("m", await kit.pod("a", script))
+        async with await open_stream(kit) as response:
+            assert await response.read() == event("one") + DONE
 
 
 async def test_a_slow_client_slows_the_pod_and_the_router_holds_little() -> None:

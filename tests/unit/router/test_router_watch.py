@@ -92,6 +92,37 @@ async def test_faults_of_the_first_lists_delay_readiness_and_nothing_else(
     assert sum("llmdeployments" in message for message in caplog.messages) == 1  # not one line an attempt
 
 
+async def test_an_odd_character_in_an_object_does_not_break_the_watch() -> None:
+    async with running() as kit:
+        odd = llmdeployment("odd")
+        odd["metadata"]["annotations"] = {"note": "a\x85b\u2028c"}
+        await kit.kube.put("llmdeployments", odd)
+        await eventually("odd", lambda: kit.router.registry.resolve("odd") is not None)
+        assert len(kit.kube.watches("llmdeployments")) == 1
+
+
+async def test_an_object_of_an_unexpected_shape_does_not_stop_the_others() -> None:
+    async with running() as kit:
+        bad = llmdeployment("bad")
+        bad["spec"] = {"model": "text"}
+        await kit.kube.put("llmdeployments", bad)
+        await kit.kube.put("llmdeployments", llmdeployment("good"))
+        await eventually("good", lambda: kit.router.registry.resolve("good") is not None)
+        assert kit.router.registry.resolve("bad") is None
+
+
+async def test_a_line_that_is_no_json_leads_to_a_new_list() -> None:
+    async with running() as kit:
+        await kit.kube.put("llmdeployments", llmdeployment("m"))
+        await eventually("m", lambda: kit.router.registry.resolve("m") is not None)
+        kit.kube.garble = True
+        await kit.kube.bookmark("llmdeployments")
+        await eventually("listed again", lambda: kit.kube.lists("llmdeployments") == 2)
+        kit.kube.garble = False
+        await kit.kube.put("llmdeployments", llmdeployment("n"))
+        await eventually("n", lambda: kit.router.registry.resolve("n") is not None)
+
+
 async def test_a_dead_api_server_stops_no_traffic_and_is_seen() -> None:
     async with running() as kit:
         pod = await kit.pod("a")
