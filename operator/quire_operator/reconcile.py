@@ -140,7 +140,7 @@ class Reconciler:
             uid=owner.uid,
             generation=owner.generation,
             revision=facts.revision,
-            model=owner.model_names[0],
+            model=str(owner.key),
         )
         return facts.with_verification(answer)
 

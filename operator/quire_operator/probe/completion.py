@@ -27,7 +27,7 @@ TELL_AFTER = 4
 
 @dataclass(frozen=True)
 class _Question:
-    """Something that changes when a new proof is needed."""
+    """Something that changes when a new proof is needed. `model` is `namespace/name`, which the router always knows."""
 
     uid: str
     generation: int

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 def read_gauges(text: str, wanted: Mapping[str, Callable[[Iterable[float]], float]]) -> dict[str, float]:
     """`wanted` maps a metric's name to how its series (one per model name) become one number."""
     series: dict[str, list[float]] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if not line or line[0] == "#":
             continue
         name, rest = _split(line)

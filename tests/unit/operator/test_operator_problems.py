@@ -1,0 +1,125 @@
+"""Reasons lifted from pods: what a user would find with kubectl describe and logs, in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from operator_kit import pod
+from quire_operator.observation import pod_views
+from quire_operator.status import problem_of
+from quire_operator.status.problems import last_line
+
+
+def container(state: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "containerStatuses": [{"name": "engine", "image": "quire/runtime:x", "ready": False, "state": state, **more}]
+    }
+
+
+CRASH = {"exitCode": 1, "reason": "Error", "message": "loading\nquire: error: /models/x.gguf does not exist\n"}
+
+CASES = [
+    (
+        {
+            "conditions": [
+                {"type": "PodScheduled", "status": "False", "message": "0/2 nodes: Insufficient nvidia.com/gpu"}
+            ]
+        },
+        "Unschedulable",
+        "Insufficient nvidia.com/gpu",
+        False,
+    ),
+    (container({"waiting": {"reason": "ErrImagePull", "message": "not found"}}), "ImagePullBackOff", "not found", True),
+    (
+        container({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}),
+        "ImagePullBackOff",
+        "quire/runtime:x",
+        True,
+    ),
+    (
+        container({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hf" not found'}}),
+        "CreateContainerConfigError",
+        'secret "hf" not found',
+        True,
+    ),
+    (
+        container({"waiting": {"reason": "CrashLoopBackOff"}}, lastState={"terminated": CRASH}),
+        "CrashLoopBackOff",
+        "exit code 1: /models/x.gguf does not exist",
+        True,
+    ),
+    (container({"terminated": CRASH}), "CrashLoopBackOff", "/models/x.gguf does not exist", True),
+    (
+        container({"running": {}}, started=False, lastState={"terminated": CRASH}),
+        "CrashLoopBackOff",
+        "/models/x.gguf does not exist",
+        True,
+    ),
+    (
+        container(
+            {"waiting": {"reason": "CrashLoopBackOff"}},
+            lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+        ),
+        "OOMKilled",
+        "more memory than its limit",
+        True,
+    ),
+    (container({"running": {}}, started=True), "ReadinessProbeFailing", "readiness probe fails", False),
+    (container({"terminated": {"exitCode": 0, "reason": "Completed"}}), "ContainerExited", "ended by itself", False),
+    (
+        {
+            "initContainerStatuses": [
+                {"name": "fetch", "state": {"terminated": {"exitCode": 3, "message": "no space left"}}}
+            ]
+        },
+        "CrashLoopBackOff",
+        "init container fetch ended with exit code 3: no space left",
+        True,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words", "fatal"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_reasons(status: dict[str, Any], reason: str, words: str, fatal: bool) -> None:
+    problem = problem_of(pod_views([pod("p", "r", ready=False, status=status)]), "r")
+    assert problem is not None
+    assert (problem.reason, problem.fatal) == (reason, fatal)
+    assert words in problem.message and "p" in problem.message and "\n" not in problem.message
+
+
+def test_a_pod_that_loads_is_no_problem() -> None:
+    status = container({"running": {}}, started=False)
+    assert problem_of(pod_views([pod("p", "r", ready=False, status=status)]), "r") is None
+    creating = container({"waiting": {"reason": "ContainerCreating"}})
+    assert problem_of(pod_views([pod("p", "r", ready=False, status=creating)]), "r") is None
+
+
+def test_it_is_cleared_by_recovery_and_by_deletion() -> None:
+    crashed = container({"running": {}}, started=True, lastState={"terminated": CRASH})
+    recovered = {**crashed, "containerStatuses": [{**crashed["containerStatuses"][0], "ready": True}]}
+    conditions = {"conditions": [{"type": "Ready", "status": "True"}]}
+    assert problem_of(pod_views([pod("p", "r", status={**recovered, **conditions})]), "r") is None
+    assert problem_of(pod_views([pod("p", "r", ready=False, terminating=True, status=crashed)]), "r") is None
+
+
+def test_the_wanted_revision_speaks_first_and_fatal_before_mild() -> None:
+    unready = container({"running": {}}, started=True)
+    crashed = container({"terminated": CRASH})
+    pods = pod_views(
+        [
+            pod("a-old", "old", ready=False, status=crashed),
+            pod("b-new", "new", ready=False, status=unready),
+            pod("c-new", "new", ready=False, status=crashed),
+        ]
+    )
+    problem = problem_of(pods, "new")
+    assert problem is not None and "c-new" in problem.message
+
+
+def test_last_line() -> None:
+    assert last_line("Traceback\n  File x\nValueError: bad\n\n") == "ValueError: bad"
+    assert last_line(None) == ""
