@@ -27,9 +27,11 @@ from quire_router.drain import Drain
 from quire_router.errors import MethodNotAllowedError, NotFoundError, RouterError, SettingsError, UnavailableError
 from quire_router.kube import Watcher, watchers
 from quire_router.metrics import Metrics
-from quire_router.proxy import REQUEST_ID, Proxy, open_session
+from quire_router.proxy import Proxy
 from quire_router.registry import ModelEntry, Registry
+from quire_router.relay import REQUEST_ID
 from quire_router.settings import Settings
+from quire_router.upstream import open_session
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,7 @@
-"""One request from client to pod and back: choose, forward, retry before the first byte, stream after it.
+"""One request from client to pod and back: choose, send, retry before the first byte, pass the answer on after it.
 
-Called by `app` for each routed POST. The body is read whole (bounded) and can be sent again; the answer is never
-gathered: each piece goes to the client before the next is read, so a slow client slows the pod and nothing else.
-A client that leaves cancels the handler, which closes the connection to the pod at once.
+Called by `app` for each routed POST. The body is read whole (bounded) so that it can be sent again; the answer is
+streamed by `relay`. A client that leaves cancels the handler, which closes the connection to the pod at once.
 
 Until the client has got a byte, an endpoint that cannot be reached, breaks off or answers 503 is replaced by another
 one. A request that was already sent is sent again only once: should it be what kills the pods, it kills few.
@@ -12,14 +11,10 @@ Nothing here knows Kubernetes, or what is in the body besides `model`.
 from __future__ import annotations
 
 import asyncio
-import io
-import json
 import logging
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -31,50 +26,18 @@ from quire_router.body import model_of, rename
 from quire_router.choose import LoadTable, Policy, choose
 from quire_router.drain import Drain
 from quire_router.endpoints import Endpoint, EndpointState
-from quire_router.errors import (
-    InternalError,
-    NotFoundError,
-    RouterError,
-    SlowBodyError,
-    TooLargeError,
-    UnavailableError,
-)
+from quire_router.errors import InternalError, NotFoundError, RouterError, UnavailableError
 from quire_router.metrics import Metrics
 from quire_router.registry import Registry, Route
+from quire_router.relay import REQUEST_ID, ClientLeftError, Relay, read_body
 from quire_router.settings import Settings
-from quire_router.sse import EventCutter, error_event
+from quire_router.upstream import RETRY_AFTER_S, AttemptError, send
 
 log = logging.getLogger(__name__)
 
-REQUEST_ID = web.RequestKey("request_id", str)
 NO_ENDPOINT_RETRY_S = 5
-FAILED_RETRY_S = 1
 MAX_SENT_AGAIN = 1
-MAX_UNAVAILABLE_BODY = 64 * 1024
-UNAVAILABLE_BODY_S = 5.0
-BODY_SILENCE_S = 60.0
-"""A client that sends nothing of its body for this long gets 408."""
-CLIENT_STALL_S = 300.0
-"""A client that takes nothing of its answer for this long counts as gone."""
-FINAL_CODES = frozenset({"queue_timeout"})
-"""Error codes of a 503 after which another pod is not asked: the client has waited its turn in a queue already."""
 CLIENT_LEFT = 499
-# Below the shortest idle time-out of common servers (5 s), so that a pooled connection is not closed while being used.
-KEEPALIVE_S = 4.0
-
-
-@dataclass(eq=False)
-class _AttemptError(Exception):
-    """One endpoint gave no usable answer and the client has seen nothing yet."""
-
-    reason: str  # a label of quire_router_retries: connect, reset, unavailable
-    detail: str
-    answer: web.Response | None = None
-    final: bool = False
-
-
-class _ClientLeft(Exception):
-    """The client closed its connection while the answer was being written."""
 
 
 @dataclass(slots=True)
@@ -83,32 +46,6 @@ class _Record:
 
     model: str = ""
     code: int = 0
-
-
-def open_session(settings: Settings) -> aiohttp.ClientSession:
-    """The connection pool to the pods: no cookies, no proxy, no limit but theirs, no deadline after connecting.
-
-    A generation may take minutes, so silence is no fault; a dead host is found by TCP keep-alive instead (30 s).
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=_socket),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-        auto_decompress=False,
-        trust_env=False,
-    )
-
-
-def _socket(address: tuple[Any, ...]) -> socket.socket:
-    family, kind, protocol = address[:3]
-    sock = socket.socket(family, kind, protocol)
-    sock.setblocking(False)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return sock
 
 
 class Proxy:
@@ -152,7 +89,7 @@ class Proxy:
                     _uncancel()
                     record.code = 503
                     raise UnavailableError(
-                        "this router is shutting down", code="router_shutdown", retry_after_s=FAILED_RETRY_S
+                        "this router is shutting down", code="router_shutdown", retry_after_s=RETRY_AFTER_S
                     ) from None
                 raise
             except Exception:
@@ -172,7 +109,7 @@ class Proxy:
                 )  # fmt: skip
 
     async def _serve(self, request: web.Request, record: _Record) -> web.StreamResponse:
-        body = await self._read(request)
+        body = await read_body(request, limit=self._settings.max_body_bytes)
         model = model_of(body)
         route = self._route(model)
         record.model = route.deployment.served_name
@@ -180,29 +117,6 @@ class Proxy:
             body = rename(body, route.deployment.served_name)
         with self._metrics.in_flight.labels(record.model).track_inprogress():
             return await self._forward(request, route, body, record)
-
-    async def _read(self, request: web.Request) -> bytes:
-        limit = self._settings.max_body_bytes
-        error = TooLargeError(
-            f"the request body is larger than {limit} bytes, the limit of this router (QUIRE_ROUTER_MAX_BODY_BYTES)",
-            code="body_too_large",
-        )
-        if (request.content_length or 0) > limit:
-            raise error
-        pieces, size = [], 0
-        try:
-            async with asyncio.timeout(BODY_SILENCE_S) as deadline:
-                while piece := await request.content.readany():
-                    size += len(piece)
-                    if size > limit:
-                        raise error
-                    pieces.append(piece)
-                    deadline.reschedule(asyncio.get_running_loop().time() + BODY_SILENCE_S)
-        except TimeoutError:
-            raise SlowBodyError(
-                f"nothing of the request body came for {BODY_SILENCE_S:g} s", code="body_timeout"
-            ) from None
-        return b"".join(pieces)
 
     def _route(self, model: str) -> Route:
         route = self._registry.resolve(model)
@@ -212,7 +126,7 @@ class Proxy:
             raise UnavailableError(
                 "this router has not yet read the models from the cluster",
                 code="starting",
-                retry_after_s=FAILED_RETRY_S,
+                retry_after_s=RETRY_AFTER_S,
             )
         raise NotFoundError(
             f"the model {model!r} does not exist; GET /v1/models lists those that do",
@@ -224,7 +138,7 @@ class Proxy:
         upstream_headers = headers.to_upstream(request.headers, request_id=request[REQUEST_ID], remote=request.remote)
         tried: set[str] = set()
         sent_again = 0
-        last: _AttemptError | None = None
+        last: AttemptError | None = None
         for _ in range(self._settings.max_attempts):
             endpoint = choose(route.ready, self._load, self._policy, tried=tried, now=time.monotonic())
             if endpoint is None:
@@ -235,10 +149,10 @@ class Proxy:
             try:
                 with self._load.request(endpoint.address):
                     return await self._attempt(request, endpoint, body, upstream_headers, record)
-            except _ClientLeft:
+            except ClientLeftError:
                 record.code = CLIENT_LEFT
                 raise asyncio.CancelledError from None
-            except _AttemptError as error:
+            except AttemptError as error:
                 if error.final and error.answer is not None:
                     return error.answer
                 last = error
@@ -269,123 +183,32 @@ class Proxy:
     ) -> web.StreamResponse:
         url = URL(f"http://{endpoint.address}{request.rel_url.raw_path_qs}", encoded=True)
         started_s = time.monotonic()
-        try:
-            upstream = await self._session.request(
-                request.method, url, data=io.BytesIO(body), headers=upstream_headers, allow_redirects=False
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise _AttemptError("connect", str(error) or "no connection") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise _AttemptError("reset", str(error) or "closed before an answer") from error
+        upstream = await send(self._session, request.method, url, body=body, upstream_headers=upstream_headers)
+        relay = Relay(request, upstream)
         try:
             self._metrics.upstream_latency.labels(record.model).observe(time.monotonic() - started_s)
-            if upstream.status == 503:
-                raise await _refused(upstream)
-            return await self._stream(request, upstream, record)
-        finally:
-            upstream.close()  # returns nothing to the pool unless the answer was read to its end
-
-    async def _stream(
-        self, request: web.Request, upstream: aiohttp.ClientResponse, record: _Record
-    ) -> web.StreamResponse:
-        plain_events = upstream.content_type == "text/event-stream" and "Content-Encoding" not in upstream.headers
-        cutter = EventCutter() if plain_events else None
-        response = web.StreamResponse(
-            status=upstream.status, reason=upstream.reason, headers=headers.to_client(upstream.headers)
-        )
-        begun = False
-        try:
-            while True:
-                try:
-                    piece = await upstream.content.readany()
-                except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-                    if not begun:
-                        raise _AttemptError("reset", str(error) or "closed before its first byte") from error
-                    return await self._broken(response, request, record, error, events=cutter is not None)
-                ended = not piece
-                if cutter is not None:
-                    piece = cutter.rest() if ended else cutter.push(piece)
-                if not begun and (piece or ended):
-                    await _to_client(response.prepare(request))
-                    begun = True
-                if piece:
-                    await _to_client(response.write(piece))
-                if ended:
-                    await _to_client(response.write_eof())
-                    return response
+            response = await relay.run()
         except asyncio.CancelledError:
-            if not (begun and self._drain.cutting) or _gone(request):
+            if not (relay.begun and self._drain.cutting) or _gone(request):
                 raise
             _uncancel()
             record.code = 503
-            return await self._end(
-                response, request, "this router is shutting down", code="router_shutdown", events=cutter is not None
-            )
-
-    async def _broken(
-        self, response: web.StreamResponse, request: web.Request, record: _Record, error: BaseException, *, events: bool
-    ) -> web.StreamResponse:
-        self._metrics.broken_streams.labels(record.model).inc()
-        log.warning("the answer to request %s broke off: %s", request[REQUEST_ID], error)
-        message = f"the replica that answered broke off; request id {request[REQUEST_ID]}"
-        return await self._end(response, request, message, code="upstream_broke_off", events=events)
-
-    async def _end(
-        self, response: web.StreamResponse, request: web.Request, message: str, *, code: str, events: bool
-    ) -> web.StreamResponse:
-        """End an answer that cannot be completed: events end with an error, anything else is visibly incomplete."""
-        response.force_close()
-        if events:
-            await _to_client(response.write(error_event(message, code=code)))
-            await _to_client(response.write_eof())
-        elif request.transport is not None:
-            request.transport.abort()
+            response = await relay.cut()
+        finally:
+            upstream.close()  # gives nothing back to the pool unless the answer was read to its end
+        if relay.outcome == "broken":
+            self._metrics.broken_streams.labels(record.model).inc()
         return response
 
 
-async def _to_client(operation: Any) -> None:
-    try:
-        async with asyncio.timeout(CLIENT_STALL_S):
-            await operation
-    except (ConnectionError, TimeoutError) as error:
-        raise _ClientLeft from error
-
-
-async def _refused(upstream: aiohttp.ClientResponse) -> _AttemptError:
-    """A 503 before the first byte. The answer is kept for the case that no other endpoint does better."""
-    try:
-        async with asyncio.timeout(UNAVAILABLE_BODY_S):
-            body = await upstream.content.readexactly(MAX_UNAVAILABLE_BODY)
-    except asyncio.IncompleteReadError as error:
-        body = error.partial  # the whole of it, as it nearly always is
-    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-        return _AttemptError("reset", str(error) or "closed or stuck within its 503")
-    kept = headers.to_client(upstream.headers)
-    kept.popall("Content-Length", None)
-    kept.setdefault("Retry-After", str(FAILED_RETRY_S))
-    code, message = _error_of(body)
-    return _AttemptError(
-        "unavailable", message, web.Response(status=503, headers=kept, body=body), final=code in FINAL_CODES
-    )
-
-
-def _error_of(body: bytes) -> tuple[str | None, str]:
-    """Code and message of an OpenAI error body, as far as there are any."""
-    try:
-        error = json.loads(body)["error"]
-        return error.get("code"), str(error.get("message"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None, "503"
-
-
-def _unavailable(route: Route, last: _AttemptError | None, *, num_tried: int) -> UnavailableError:
+def _unavailable(route: Route, last: AttemptError | None, *, num_tried: int) -> UnavailableError:
     deployment = route.deployment
     if last is not None:
         return UnavailableError(
             f"the model {deployment.served_name!r} could not be reached on {num_tried} of its endpoints ({last.reason}); "
-            f"try again in {FAILED_RETRY_S} s",
+            f"try again in {RETRY_AFTER_S} s",
             code="upstream_unreachable",
-            retry_after_s=FAILED_RETRY_S,
+            retry_after_s=RETRY_AFTER_S,
         )
     terminating = sum(endpoint.state is EndpointState.TERMINATING for endpoint in route.endpoints)
     return UnavailableError(

@@ -106,6 +106,15 @@ async def test_a_compressed_body_is_decoded_once() -> None:
         assert "Content-Encoding" not in pod.headers[0]
 
 
+async def test_a_body_that_cannot_be_decoded_gets_400() -> None:
+    async with running() as kit:
+        packed = gzip.compress(b'{"model":"m"}')[:-12] + b"garbage"
+        async with kit.client.post(
+            f"{kit.url}/v1/completions", data=packed, headers={"Content-Encoding": "gzip"}
+        ) as response:
+            assert response.status == 400
+
+
 @pytest.mark.parametrize(
     ("raw", "status", "code", "says"),
     [

@@ -152,7 +152,7 @@ async def test_a_client_that_leaves_ends_the_work_of_the_pod_at_once(pieces: tup
 
 
 async def test_a_client_that_takes_nothing_for_long_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire_router.proxy.CLIENT_STALL_S", 0.2)
+    monkeypatch.setattr("quire_router.relay.CLIENT_STALL_S", 0.2)
 
     async def flood(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=SSE)
@@ -169,7 +169,7 @@ async def test_a_client_that_takes_nothing_for_long_counts_as_gone(monkeypatch: 
 
 
 async def test_a_body_that_stops_arriving_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire_router.proxy.BODY_SILENCE_S", 0.1)
+    monkeypatch.setattr("quire_router.relay.BODY_SILENCE_S", 0.1)
     async with running() as kit:
         host, port = kit.router.addresses[0]
         reader, writer = await asyncio.open_connection(host, port)

@@ -1,0 +1,116 @@
+"""The pods' side of a request: the connection pool, one attempt to get an answer, and what a failed attempt means.
+
+Called by `proxy`. An AttemptError always means that the client has seen nothing yet; whether another pod is asked is
+`proxy`'s decision. No policy and no state here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from quire_router import headers
+from quire_router.settings import Settings
+
+RETRY_AFTER_S = 1
+"""Hint for the client where a pod answered 503 without one, or could not be reached."""
+FINAL_CODES = frozenset({"queue_timeout"})
+"""Error codes of a 503 after which another pod is not asked: the client has waited its turn in a queue already."""
+MAX_REFUSAL_BYTES = 64 * 1024
+REFUSAL_TIMEOUT_S = 5.0
+KEEPALIVE_S = 4.0
+"""Below the shortest idle time-out of common servers (5 s), so that a pooled connection is not closed while being used."""
+
+Reason = Literal["connect", "reset", "unavailable"]
+
+
+@dataclass(eq=False)
+class AttemptError(Exception):
+    """One endpoint gave no usable answer. `answer` is its own 503; `final` says that no other pod should be asked."""
+
+    reason: Reason
+    detail: str
+    answer: web.Response | None = None
+    final: bool = False
+
+
+def open_session(settings: Settings) -> aiohttp.ClientSession:
+    """The connection pool to the pods: no cookies, no proxy, no limit but theirs, no deadline after connecting.
+
+    A generation may take minutes, so silence is no fault; a dead host is found by TCP keep-alive instead (30 s).
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=_socket),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        auto_decompress=False,
+        trust_env=False,
+    )
+
+
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol = address[:3]
+    sock = socket.socket(family, kind, protocol)
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return sock
+
+
+async def send(
+    session: aiohttp.ClientSession, method: str, url: URL, *, body: bytes, upstream_headers: CIMultiDict[str]
+) -> aiohttp.ClientResponse:
+    """Send the request and wait for the headers of the answer, which is not a 503; the caller closes it."""
+    try:
+        upstream = await session.request(
+            method, url, data=io.BytesIO(body), headers=upstream_headers, allow_redirects=False
+        )
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise AttemptError("connect", str(error) or "no connection") from error
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise AttemptError("reset", str(error) or "closed before an answer") from error
+    if upstream.status != 503:
+        return upstream
+    try:
+        raise await _refused(upstream)
+    finally:
+        upstream.close()
+
+
+async def _refused(upstream: aiohttp.ClientResponse) -> AttemptError:
+    """A 503 before the first byte. The answer is kept for the case that no other endpoint does better."""
+    try:
+        async with asyncio.timeout(REFUSAL_TIMEOUT_S):
+            body = await upstream.content.readexactly(MAX_REFUSAL_BYTES)
+    except asyncio.IncompleteReadError as error:
+        body = error.partial  # the whole of it, as it nearly always is
+    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+        return AttemptError("reset", str(error) or "closed or stuck within its 503")
+    kept = headers.to_client(upstream.headers)
+    kept.popall("Content-Length", None)
+    kept.setdefault("Retry-After", str(RETRY_AFTER_S))
+    code, message = _error_of(body)
+    return AttemptError(
+        "unavailable", message, web.Response(status=503, headers=kept, body=body), final=code in FINAL_CODES
+    )
+
+
+def _error_of(body: bytes) -> tuple[str | None, str]:
+    """Code and message of an OpenAI error body, as far as there are any."""
+    try:
+        error = json.loads(body)["error"]
+        return error.get("code"), str(error.get("message"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None, "503"
