@@ -31,6 +31,8 @@ def openapi_schema() -> Schema:
 def _structural(node: Schema, defs: dict[str, Schema]) -> Schema:
     node = _resolve(node, defs)
     out: Schema = {key: value for key, value in node.items() if key not in _DROPPED}
+    if "const" in node:
+        out["enum"] = [node["const"]]
     if "x-kubernetes-int-or-string" in out:
         out["anyOf"] = [{"type": "integer"}, {"type": "string"}]
         return out
