@@ -168,7 +168,7 @@ inline void dequantize(const uint8_t* raw, int ggml_type, int64_t blocks, void* 
       case 12: return unpack_blocks<Q4_K>(raw, blocks, to);
       case 13: return unpack_blocks<Q5_K>(raw, blocks, to);
       case 14: return unpack_blocks<Q6_K>(raw, blocks, to);
-      default: __builtin_trap();  // the caller has refused it
+      default: __builtin_trap();  // quire_kernels.ops refuses other types
     }
   });
 }

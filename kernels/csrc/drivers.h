@@ -1,5 +1,5 @@
 // One function per operation: check the values that would lead out of bounds, cut the work into items, run them on the
-// pool with the kernels of one instruction set. Shapes and types were checked by quire_kernels.ops.
+// pool with the kernels of one instruction set. Shapes and types were checked by module.cpp.
 #pragma once
 
 #include <stdexcept>
@@ -21,6 +21,7 @@ void rms_norm(const Kernels& kernels, const Tensor& x, const Tensor* residual, c
 void rope(const Kernels& kernels, const Tensor& query, const Tensor& key, const Tensor& positions, const Tensor& cos,
           const Tensor& sin);
 void silu_mul(const Kernels& kernels, const Tensor& gate_up, const Tensor& out);
-void dequantize(const Kernels& kernels, const Tensor& raw, int ggml_type, const Tensor& out);
+void dequantize(const Kernels& kernels, const Tensor& raw, int ggml_type, int64_t block_elements, int64_t block_bytes,
+                const Tensor& out);
 
 }  // namespace quire

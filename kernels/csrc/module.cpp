@@ -1,12 +1,12 @@
-// The Python face: tensors come in through DLPack's C exchange API (data, shape and strides without a copy or a capsule),
-// so the extension is built without torch and serves any version of it. The GIL is released while kernels run.
+// The Python face: borrow the tensors, check shapes and types, release the GIL, run.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdlib>
 
-#include "drivers.h"
+#include "checks.h"
+#include "dlpack.h"
 #include "isa.h"
 #include "pool.h"
 
@@ -15,78 +15,7 @@ namespace nb = nanobind;
 namespace quire {
 namespace {
 
-// DLPack 1.x, the parts of the ABI that are used (https://dmlc.github.io/dlpack/latest/c_api.html).
-namespace dlpack {
-struct Device {
-  int32_t type, id;
-};
-struct DataType {
-  uint8_t code, bits;
-  uint16_t lanes;
-};
-struct Tensor {
-  void* data;
-  Device device;
-  int32_t rank;
-  DataType type;
-  int64_t *shape, *strides;
-  uint64_t byte_offset;
-};
-struct ExchangeApi {
-  uint32_t major, minor;
-  ExchangeApi* older;
-  void *allocate, *managed_from_object, *managed_to_object;
-  int (*tensor_from_object)(void* object, Tensor* out);
-  void* current_stream;
-};
-constexpr int32_t kCpu = 1;
-}  // namespace dlpack
-
-const dlpack::ExchangeApi& exchange_api(PyTypeObject* type) {
-  static PyTypeObject* known = nullptr;  // guarded by the GIL; types of tensors live as long as the process
-  static const dlpack::ExchangeApi* api = nullptr;
-  if (type == known) return *api;
-  nb::object capsule = nb::getattr(nb::handle(reinterpret_cast<PyObject*>(type)), "__dlpack_c_exchange_api__", nb::none());
-  if (capsule.is_none())
-    throw nb::type_error((std::string("a tensor with __dlpack_c_exchange_api__ is needed, got ") + type->tp_name).c_str());
-  const auto* found = static_cast<dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  if (found == nullptr) throw nb::python_error();
-  while (found != nullptr && (found->major != 1 || found->tensor_from_object == nullptr)) found = found->older;
-  if (found == nullptr) throw nb::type_error("the tensor's library speaks no DLPack 1.x that lends tensors");
-  known = type;
-  api = found;
-  return *api;
-}
-
-bool read_type(dlpack::DataType type, DType* to) {
-  constexpr uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBFloat = 4;
-  if (type.lanes != 1) return false;
-  if (type.code == kFloat && type.bits == 32) return *to = DType::f32, true;
-  if (type.code == kFloat && type.bits == 16) return *to = DType::f16, true;
-  if (type.code == kBFloat && type.bits == 16) return *to = DType::bf16, true;
-  if (type.code == kUInt && type.bits == 8) return *to = DType::u8, true;
-  if (type.code == kInt && type.bits == 32) return *to = DType::i32, true;
-  if (type.code == kInt && type.bits == 64) return *to = DType::i64, true;
-  return false;
-}
-
-Tensor borrow(nb::handle object, int rank, const char* name) {
-  dlpack::Tensor source;
-  if (exchange_api(Py_TYPE(object.ptr())).tensor_from_object(object.ptr(), &source) != 0) throw nb::python_error();
-  Tensor result;
-  if (source.device.type != dlpack::kCpu) throw ArgumentError(std::string(name) + " is not on the CPU");
-  if (source.rank != rank)
-    throw ArgumentError(std::string(name) + " must have " + std::to_string(rank) + " dimensions, got " +
-                        std::to_string(source.rank));
-  if (!read_type(source.type, &result.type)) throw ArgumentError(std::string(name) + " has an element type no kernel reads");
-  result.data = static_cast<char*>(source.data) + source.byte_offset;
-  int64_t contiguous = 1;
-  for (int i = rank; i-- > 0; contiguous *= source.shape[i]) {
-    result.shape[i] = source.shape[i];
-    result.stride[i] = source.strides ? source.strides[i] : contiguous;
-  }
-  return result;
-}
+constexpr int64_t kMaxHeadSize = 512;
 
 Isa& isa() {
   static Isa chosen = [] {
@@ -96,101 +25,147 @@ Isa& isa() {
   return chosen;
 }
 
-void bind(nb::module_& m) {
-  m.def("isa", [] { return isa().name; }, "The instruction set in use.");
-  m.def(
-      "available_isas",
-      [] {
-        std::vector<std::string> names;
-        for (const Isa& each : available_isas()) names.emplace_back(each.name);
-        return names;
-      },
-      "Instruction sets this CPU and build have, worst first.");
-  m.def("use_isa", [](const std::string& name) { isa() = choose_isa(name); }, nb::arg("name"),
-        "Change the instruction set; for tests and benchmarks. Empty: the best.");
-  m.def("num_threads", &num_threads);
-  m.def("set_num_threads", &set_num_threads, nb::arg("num_threads"), nb::call_guard<nb::gil_scoped_release>());
+std::vector<std::string> isa_names() {
+  std::vector<std::string> names;
+  for (const Isa& each : available_isas()) names.emplace_back(each.name);
+  return names;
+}
 
-  m.def("paged_attention", [](nb::handle query, nb::handle key_cache, nb::handle value_cache, nb::handle block_tables,
-                              nb::handle query_start, nb::handle context_lens, float scale, nb::handle out) {
-    AttentionCall call{borrow(query, 3, "query"),
-                       borrow(key_cache, 4, "key_cache"),
-                       borrow(value_cache, 4, "value_cache"),
-                       borrow(block_tables, 2, "block_tables"),
-                       borrow(out, 3, "out"),
-                       0,
-                       0,
-                       0,
-                       0,
-                       scale};
-    call.num_kv_heads = int(call.key_cache.shape[2]);
-    call.group = int(call.query.shape[1] / call.key_cache.shape[2]);
-    call.head_size = int(call.query.shape[2]);
-    call.block_size = int(call.key_cache.shape[1]);
-    const Tensor starts = borrow(query_start, 1, "query_start"), contexts = borrow(context_lens, 1, "context_lens");
-    const nb::gil_scoped_release release;
-    paged_attention(*isa().kernels, call, starts, contexts);
-  });
+void call_paged_attention(nb::handle query, nb::handle key_cache, nb::handle value_cache, nb::handle block_tables,
+                          nb::handle query_start, nb::handle context_lens, float scale, nb::handle out) {
+  AttentionCall call{};
+  call.query = borrow(query, 3, "query");
+  call.key_cache = borrow(key_cache, 4, "key_cache");
+  call.value_cache = borrow(value_cache, 4, "value_cache");
+  call.block_tables = borrow(block_tables, 2, "block_tables");
+  call.out = borrow(out, 3, "out");
+  call.scale = scale;
+  const Tensor starts = borrow(query_start, 1, "query_start"), contexts = borrow(context_lens, 1, "context_lens");
 
-  m.def("write_kv", [](nb::handle key, nb::handle value, nb::handle key_cache, nb::handle value_cache, nb::handle slots) {
-    const Tensor k = borrow(key, 3, "key"), v = borrow(value, 3, "value");
-    const Tensor kc = borrow(key_cache, 4, "key_cache"), vc = borrow(value_cache, 4, "value_cache");
-    const Tensor mapping = borrow(slots, 1, "slot_mapping");
-    const nb::gil_scoped_release release;
-    write_kv(*isa().kernels, k, v, kc, vc, mapping);
-  });
+  const int64_t tokens = call.query.shape[0], heads = call.query.shape[1], head_size = call.query.shape[2];
+  check_float({"query", call.query, 3});
+  const int64_t kv_heads = check_caches(call.key_cache, call.value_cache, head_size);
+  if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0)
+    refuse("query has " + std::to_string(heads) + " heads, which is not a multiple of key_cache's " +
+           std::to_string(kv_heads));
+  if (head_size < 1 || head_size > kMaxHeadSize)
+    refuse("query has head size " + std::to_string(head_size) + ", outside 1.." + std::to_string(kMaxHeadSize));
+  if (call.key_cache.shape[1] < 1) refuse("key_cache has a block size of 0");
+  const int64_t sequences = call.block_tables.shape[0];
+  check({"block_tables", call.block_tables, 2}, {sequences, call.block_tables.shape[1]}, DType::i32);
+  check({"query_start", starts, 1}, {sequences + 1}, DType::i32);
+  check({"context_lens", contexts, 1}, {sequences}, DType::i32);
+  check({"out", call.out, 3}, {tokens, heads, head_size}, call.query.type);
 
-  m.def("rms_norm", [](nb::handle x, nb::handle weight, float eps, nb::handle out) {
-    const Tensor rows = borrow(x, 2, "x"), factors = borrow(weight, 1, "weight"), to = borrow(out, 2, "out");
-    const nb::gil_scoped_release release;
-    rms_norm(*isa().kernels, rows, nullptr, factors, eps, to);
-  });
+  call.num_kv_heads = int(kv_heads);
+  call.group = int(heads / kv_heads);
+  call.head_size = int(head_size);
+  call.block_size = int(call.key_cache.shape[1]);
+  const nb::gil_scoped_release release;
+  paged_attention(*isa().kernels, call, starts, contexts);
+}
 
-  m.def("fused_add_rms_norm", [](nb::handle x, nb::handle residual, nb::handle weight, float eps, nb::handle out) {
-    const Tensor rows = borrow(x, 2, "x"), sums = borrow(residual, 2, "residual");
-    const Tensor factors = borrow(weight, 1, "weight"), to = borrow(out, 2, "out");
-    const nb::gil_scoped_release release;
-    rms_norm(*isa().kernels, rows, &sums, factors, eps, to);
-  });
+void call_write_kv(nb::handle key, nb::handle value, nb::handle key_cache, nb::handle value_cache,
+                   nb::handle slot_mapping) {
+  const Tensor k = borrow(key, 3, "key"), v = borrow(value, 3, "value");
+  const Tensor kc = borrow(key_cache, 4, "key_cache"), vc = borrow(value_cache, 4, "value_cache");
+  const Tensor slots = borrow(slot_mapping, 1, "slot_mapping");
+  check_float({"key", k, 3});
+  check({"value", v, 3}, {k.shape[0], k.shape[1], k.shape[2]}, k.type);
+  const int64_t heads = check_caches(kc, vc, k.shape[2]);
+  if (heads != k.shape[1])
+    refuse("key has " + std::to_string(k.shape[1]) + " heads, but key_cache " + std::to_string(heads));
+  check({"slot_mapping", slots, 1}, {k.shape[0]}, DType::i64);
+  const nb::gil_scoped_release release;
+  write_kv(*isa().kernels, k, v, kc, vc, slots);
+}
 
-  m.def("rope", [](nb::handle query, nb::handle key, nb::handle positions, nb::handle cos, nb::handle sin) {
-    const Tensor q = borrow(query, 3, "query"), k = borrow(key, 3, "key"), at = borrow(positions, 1, "positions");
-    const Tensor c = borrow(cos, 2, "cos"), s = borrow(sin, 2, "sin");
-    const nb::gil_scoped_release release;
-    rope(*isa().kernels, q, k, at, c, s);
-  });
+void call_rms_norm(nb::handle x, nb::handle weight, float eps, nb::handle out) {
+  const Tensor rows = borrow(x, 2, "x"), factors = borrow(weight, 1, "weight"), to = borrow(out, 2, "out");
+  check_float({"x", rows, 2});
+  check({"weight", factors, 1}, {rows.shape[1]}, rows.type);
+  check({"out", to, 2}, {rows.shape[0], rows.shape[1]}, rows.type);
+  const nb::gil_scoped_release release;
+  rms_norm(*isa().kernels, rows, nullptr, factors, eps, to);
+}
 
-  m.def("silu_mul", [](nb::handle gate_up, nb::handle out) {
-    const Tensor from = borrow(gate_up, 2, "gate_up"), to = borrow(out, 2, "out");
-    const nb::gil_scoped_release release;
-    silu_mul(*isa().kernels, from, to);
-  });
+void call_fused_add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, float eps, nb::handle out) {
+  const Tensor rows = borrow(x, 2, "x"), sums = borrow(residual, 2, "residual");
+  const Tensor factors = borrow(weight, 1, "weight"), to = borrow(out, 2, "out");
+  check_float({"x", rows, 2});
+  check({"residual", sums, 2}, {rows.shape[0], rows.shape[1]}, rows.type);
+  check({"weight", factors, 1}, {rows.shape[1]}, rows.type);
+  check({"out", to, 2}, {rows.shape[0], rows.shape[1]}, rows.type);
+  const nb::gil_scoped_release release;
+  rms_norm(*isa().kernels, rows, &sums, factors, eps, to);
+}
 
-  m.def("dequantize_gguf", [](nb::handle raw, int ggml_type, nb::handle out) {
-    const Tensor from = borrow(raw, 1, "raw"), to = borrow(out, 1, "out");
-    const nb::gil_scoped_release release;
-    dequantize(*isa().kernels, from, ggml_type, to);
-  });
+void call_rope(nb::handle query, nb::handle key, nb::handle positions, nb::handle cos, nb::handle sin) {
+  const Tensor q = borrow(query, 3, "query"), k = borrow(key, 3, "key"), at = borrow(positions, 1, "positions");
+  const Tensor c = borrow(cos, 2, "cos"), s = borrow(sin, 2, "sin");
+  check_float({"query", q, 3});
+  check({"key", k, 3}, {q.shape[0], k.shape[1], q.shape[2]}, q.type);
+  check({"positions", at, 1}, {q.shape[0]}, DType::i64);
+  check({"cos", c, 2}, {c.shape[0], c.shape[1]}, DType::f32);
+  check({"sin", s, 2}, {c.shape[0], c.shape[1]}, DType::f32);
+  if (2 * c.shape[1] > q.shape[2])
+    refuse("cos has " + std::to_string(c.shape[1]) + " columns, more than half of the head size " +
+           std::to_string(q.shape[2]));
+  const nb::gil_scoped_release release;
+  rope(*isa().kernels, q, k, at, c, s);
+}
+
+void call_silu_mul(nb::handle gate_up, nb::handle out) {
+  const Tensor from = borrow(gate_up, 2, "gate_up"), to = borrow(out, 2, "out");
+  check_float({"gate_up", from, 2});
+  if (from.shape[1] % 2 != 0)
+    refuse("gate_up must have an even number of columns (gates, then ups), got " + std::to_string(from.shape[1]));
+  check({"out", to, 2}, {from.shape[0], from.shape[1] / 2}, from.type);
+  const nb::gil_scoped_release release;
+  silu_mul(*isa().kernels, from, to);
+}
+
+// The blocks' sizes come from quire_kernels.ops, which has checked them against raw and out.
+void call_dequantize_gguf(nb::handle raw, int ggml_type, int64_t block_elements, int64_t block_bytes, nb::handle out) {
+  const Tensor from = borrow(raw, 1, "raw"), to = borrow(out, 1, "out");
+  check({"raw", from, 1}, {to.shape[0] / block_elements * block_bytes}, DType::u8);
+  check_float({"out", to, 1});
+  const nb::gil_scoped_release release;
+  dequantize(*isa().kernels, from, ggml_type, block_elements, block_bytes, to);
 }
 
 }  // namespace
 }  // namespace quire
 
 NB_MODULE(_cpu, m) {
-  m.doc() = "CPU kernels; call them through quire_kernels.ops, which checks shapes.";
+  using namespace quire;
+  m.doc() = "CPU kernels. The documented door is quire_kernels.ops.";
   static nb::object argument_error = nb::module_::import_("quire_kernels.errors").attr("ArgumentError");
   static nb::object unavailable_error = nb::module_::import_("quire_kernels.errors").attr("UnavailableError");
   nb::register_exception_translator(
       [](const std::exception_ptr& thrown, void*) {
         try {
           std::rethrow_exception(thrown);
-        } catch (const quire::ArgumentError& error) {
+        } catch (const ArgumentError& error) {
           PyErr_SetString(argument_error.ptr(), error.what());
-        } catch (const quire::IsaError& error) {
+        } catch (const IsaError& error) {
           PyErr_SetString(unavailable_error.ptr(), error.what());
         }
       },
       nullptr);
-  quire::isa();  // a forced choice that cannot be fails the import
-  quire::bind(m);
+  isa();  // a forced choice that cannot be fails the import
+
+  m.def("isa", [] { return isa().name; }, "The instruction set in use.");
+  m.def("available_isas", &isa_names, "Instruction sets this CPU and build have, worst first.");
+  m.def("use_isa", [](const std::string& name) { isa() = choose_isa(name); }, nb::arg("name"),
+        "Change the instruction set; for tests and benchmarks. Empty: the best.");
+  m.def("num_threads", &num_threads);
+  m.def("set_num_threads", &set_num_threads, nb::arg("num_threads"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("paged_attention", &call_paged_attention);
+  m.def("write_kv", &call_write_kv);
+  m.def("rms_norm", &call_rms_norm);
+  m.def("fused_add_rms_norm", &call_fused_add_rms_norm);
+  m.def("rope", &call_rope);
+  m.def("silu_mul", &call_silu_mul);
+  m.def("dequantize_gguf", &call_dequantize_gguf);
 }

@@ -90,13 +90,11 @@ void silu_mul(const Kernels& kernels, const Tensor& gate_up, const Tensor& out) 
   });
 }
 
-void dequantize(const Kernels& kernels, const Tensor& raw, int ggml_type, const Tensor& out) {
-  if (out.shape[0] == 0) return;
-  const int64_t block = ggml_type == 0 || ggml_type == 1 || ggml_type == 30 ? 1 : ggml_type < 10 ? 32 : 256;
-  const int64_t blocks = out.shape[0] / block, block_bytes = raw.shape[0] / blocks;
-  for_rows(blocks, block, [&](int64_t first, int64_t last) {
-    kernels.dequantize(raw.as<const uint8_t>() + first * block_bytes, ggml_type, last - first, out.at(first * block),
-                       out.type);
+void dequantize(const Kernels& kernels, const Tensor& raw, int ggml_type, int64_t block_elements, int64_t block_bytes,
+                const Tensor& out) {
+  for_rows(out.shape[0] / block_elements, block_elements, [&](int64_t first, int64_t last) {
+    kernels.dequantize(raw.as<const uint8_t>() + first * block_bytes, ggml_type, last - first,
+                       out.at(first * block_elements), out.type);
   });
 }
 

@@ -1,8 +1,7 @@
 """The C++ kernels for CPU tensors, as `quire_kernels.dispatch` wants them.
 
-The extension borrows tensors through DLPack's C exchange API: data, shape and strides, no copy. It validates what could
-lead out of bounds (block ids, slots, positions) and raises `ArgumentError`; shapes are checked by `quire_kernels.ops`,
-so call that. Importing this module fails where the extension is not built, or with `UnavailableError` where
+The extension borrows tensors through DLPack's C exchange API: data, shape and strides, no copy. It checks shapes and
+types, then the values that could lead out of bounds (block ids, slots, positions), and raises `ArgumentError`. Importing this module fails where the extension is not built, or with `UnavailableError` where
 `QUIRE_CPU_ISA` asks for an instruction set this CPU lacks.
 """
 

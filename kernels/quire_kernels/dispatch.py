@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Kernels(Protocol):
-    """What an implementation offers. Arguments are checked, outputs allocated; see `quire_kernels.ops` for shapes."""
+    """What an implementation offers; `quire_kernels.ops` says what it means. It checks its arguments, and allocates none."""
 
     NAME: str
 
@@ -57,7 +57,9 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
 
-    def dequantize_gguf(self, raw: Tensor, ggml_type: int, out: Tensor) -> None: ...
+    def dequantize_gguf(
+        self, raw: Tensor, ggml_type: int, block_elements: int, block_bytes: int, out: Tensor
+    ) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The reference: every kernel in plain torch, written to be read, on any device.
 
 It defines what the other implementations must compute, it is what tests compare with, and it serves devices that have
-no kernels of their own. It is never tuned; arguments arrive checked by `quire_kernels.ops`. Only values are checked
-here (block ids, slots, lengths), because no shape can tell them.
+no kernels of their own. It is never tuned. Each function checks shapes first (`quire_kernels.checks`), then the values
+that could lead out of bounds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire_kernels import checks
 from quire_kernels.errors import ArgumentError
+from quire_kernels.formats import GgmlType
 
 NAME = "ref"
 
@@ -31,6 +33,7 @@ def paged_attention(
     out: Tensor,
 ) -> None:
     """One sequence at a time: gather its keys and values, soft-max in fp32 under the causal mask."""
+    checks.paged_attention(query, key_cache, value_cache, block_tables, query_start, context_lens, out)
     num_blocks, block_size, num_kv_heads, head_size = key_cache.shape
     group = query.shape[1] // num_kv_heads
     starts = query_start.tolist()
@@ -78,6 +81,7 @@ def _check_ragged(starts: list[int], contexts: list[int], num_tokens: int, capac
 
 def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """Scatter rows to slots; slot = block * block_size + offset."""
+    checks.write_kv(key, value, key_cache, value_cache, slot_mapping)
     num_blocks, block_size = key_cache.shape[:2]
     if slot_mapping.numel() == 0:
         return
@@ -94,6 +98,7 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """Statistics in fp32; the normalised row is rounded to the dtype before the weight, as Llama does."""
+    checks.rms_norm(x, weight, out)
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     out.copy_(scaled.to(x.dtype) * weight)
@@ -101,12 +106,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """The sum is stored in the model's dtype and normalised as stored."""
+    checks.fused_add_rms_norm(x, residual, weight, out)
     residual.add_(x)
     rms_norm(residual, weight, eps, out)
 
 
 def rope(query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate the first 2 * half elements of each head: halves, not pairs."""
+    checks.rope(query, key, positions, cos, sin)
     if positions.numel() == 0:
         return
     low, high = int(positions.min()), int(positions.max())
@@ -123,13 +130,15 @@ def rope(query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
 
 def silu_mul(gate_up: Tensor, out: Tensor) -> None:
     """silu(gate) * up in fp32, rounded once."""
+    checks.silu_mul(gate_up, out)
     gate, up = gate_up.float().chunk(2, dim=-1)
     out.copy_(torch.nn.functional.silu(gate) * up)
 
 
-def dequantize_gguf(raw: Tensor, ggml_type: int, out: Tensor) -> None:
+def dequantize_gguf(raw: Tensor, ggml_type: int, block_elements: int, block_bytes: int, out: Tensor) -> None:
     """Block formats of GGUF; the arithmetic is fp32, rounded once to out's dtype."""
-    block_bytes, decode = _DECODERS[ggml_type]
+    checks.dequantize_gguf(raw, block_elements, block_bytes, out)
+    decode = _DECODERS[ggml_type]
     out.copy_(decode(raw.reshape(-1, block_bytes)).reshape(-1))
 
 
@@ -204,16 +213,16 @@ def _q6_k(b: Tensor) -> Tensor:
     return scales.unsqueeze(-1) * quants
 
 
-_DECODERS: dict[int, tuple[int, Callable[[Tensor], Tensor]]] = {
-    0: (4, lambda b: b.contiguous().view(torch.float32)),
-    1: (2, _f16),
-    2: (18, _q4_0),
-    3: (20, _q4_1),
-    6: (22, _q5_0),
-    7: (24, _q5_1),
-    8: (34, _q8_0),
-    12: (144, _q4_k),
-    13: (176, _q5_k),
-    14: (210, _q6_k),
-    30: (2, lambda b: b.contiguous().view(torch.bfloat16).float()),
+_DECODERS: dict[int, Callable[[Tensor], Tensor]] = {
+    GgmlType.F32: lambda b: b.contiguous().view(torch.float32),
+    GgmlType.F16: _f16,
+    GgmlType.Q4_0: _q4_0,
+    GgmlType.Q4_1: _q4_1,
+    GgmlType.Q5_0: _q5_0,
+    GgmlType.Q5_1: _q5_1,
+    GgmlType.Q8_0: _q8_0,
+    GgmlType.Q4_K: _q4_k,
+    GgmlType.Q5_K: _q5_k,
+    GgmlType.Q6_K: _q6_k,
+    GgmlType.BF16: lambda b: b.contiguous().view(torch.bfloat16).float(),
 }

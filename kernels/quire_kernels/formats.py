@@ -1,0 +1,37 @@
+"""The block formats of GGUF that can be unpacked: their numbers in the file and the sizes of their blocks."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class GgmlType(IntEnum):
+    """The tensor types of GGUF that `dequantize_gguf` reads; the numbers are the file format's."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q5_0 = 6
+    Q5_1 = 7
+    Q8_0 = 8
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    BF16 = 30
+
+
+GGML_BLOCKS: dict[GgmlType, tuple[int, int]] = {
+    GgmlType.F32: (1, 4),
+    GgmlType.F16: (1, 2),
+    GgmlType.Q4_0: (32, 18),
+    GgmlType.Q4_1: (32, 20),
+    GgmlType.Q5_0: (32, 22),
+    GgmlType.Q5_1: (32, 24),
+    GgmlType.Q8_0: (32, 34),
+    GgmlType.Q4_K: (256, 144),
+    GgmlType.Q5_K: (256, 176),
+    GgmlType.Q6_K: (256, 210),
+    GgmlType.BF16: (1, 2),
+}
+"""Elements and bytes of one block."""
