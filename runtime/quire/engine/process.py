@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import msgspec
@@ -71,7 +71,7 @@ class EngineProcess:
 
     def _receive(self, core: EngineCore, wait_s: float) -> bool:
         """Take in all messages that are there, waiting for a first one; False when the loop must end."""
-        ready = dict(self._poller.poll(wait_s * 1000))
+        ready = dict(self._poller.poll(math.ceil(wait_s * 1000)))
         if self._lifeline in ready:
             _log.warning("the server process is gone; the engine ends too")
             return False
@@ -115,8 +115,8 @@ def main(arguments: list[str]) -> int:
     except QuireError as exc:
         process.send(EngineFailed(kind=type(exc).__name__, message=str(exc)))
         return 1
-    except Exception as exc:
-        traceback.print_exc()
+    except Exception as exc:  # noqa: BLE001 - the last thing this process does is say why it ends
+        _log.exception("the engine failed")
         process.send(EngineFailed(kind="EngineDeadError", message=f"the engine failed: {_last_words(exc)}"))
         return 1
     finally:

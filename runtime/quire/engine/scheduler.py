@@ -81,7 +81,7 @@ class Scheduler:
 
     def add(self, request: AddRequest, *, seed: int) -> TokenDelta | None:
         """Take a request. A delta with an error comes back instead where it can never be served."""
-        fault = self._fault(request)
+        fault = self.fault(request)
         if fault is not None:
             return TokenDelta(
                 request_id=request.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=fault
@@ -234,7 +234,7 @@ class Scheduler:
         self.kv.release(sequence.table)
         del self._live[sequence.request_id]
 
-    def _fault(self, request: AddRequest) -> str | None:
+    def fault(self, request: AddRequest) -> str | None:
         """Why a request can never be served, with the numbers; None where it can."""
         tokens, limit = request.prompt_token_ids, request.params.max_tokens
         if request.request_id in self._live:

@@ -160,7 +160,7 @@ class Decoder:
                     continue
                 rows = [shapes[part][0] for part in parts]
                 weights[fused] = empty(sum(rows), *shapes[parts[0]][1:])
-                for part, view in zip(parts, weights[fused].split(rows), strict=True):
+                for part, view in zip(parts, torch.split(weights[fused], rows), strict=True):
                     self._targets[f"layers.{index}.{part}"] = view
             self._fused.append(weights)
 

@@ -58,7 +58,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

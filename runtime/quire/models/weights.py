@@ -98,7 +98,7 @@ def _files(folder: Path) -> dict[Path, set[str] | None]:
 
 def _open(path: Path) -> AbstractContextManager[Any]:
     try:
-        return safe_open(path, framework="pt")  # type: ignore[no-untyped-call, no-any-return]
+        return safe_open(path, framework="pt")
     except SafetensorError as exc:
         raise ModelError(f"{path} is truncated or damaged ({exc}); download it again") from exc
     except OSError as exc:
