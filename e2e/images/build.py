@@ -61,9 +61,10 @@ def build(names: Sequence[str], wanted: Wanted, progress: Progress, layout: Layo
     with exclusive(place.lock, progress, "the image builds"):
         _clear(place, engine)
         try:
-            return [_build_one(place, engine, name, tag, base_ref, wanted, progress) for name, tag in tags.items()]
-        finally:
+            built = [_build_one(place, engine, name, tag, base_ref, wanted, progress) for name, tag in tags.items()]
             prune(place, engine)
+            return built
+        finally:
             shutil.rmtree(place.scratch, ignore_errors=True)
 
 

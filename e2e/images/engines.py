@@ -17,7 +17,7 @@ from cluster.progress import Progress
 from cluster.run import run
 from images.host import build_environment
 from images.layout import Layout
-from images.process import stream
+from images.process import last_line, stream
 
 PROBE_DEADLINE_S = 15.0
 PULL_DEADLINE_S = 180.0
@@ -89,13 +89,15 @@ def build_flags(request: BuildRequest) -> list[str]:
     return [*flags, str(request.dockerfile.parent)]
 
 
-def current_step(line: str) -> str | None:
-    """`[5/13] STEP 4/4: RUN …` of buildah and podman, `#12 [torch 3/3] RUN …` of docker; None for any other line."""
-    match = re.match(r"(\[\d+/\d+\] )?STEP \d+/\d+: (?P<a>.*)|#\d+ (?P<b>\[.*)", line)
-    if match is None:
-        return None
-    words = match["a"] or match["b"]
-    return re.sub(r"\s+", " ", re.sub(r"--mount=\S+ ?", "", words)).strip()
+def current_step(lines: Sequence[str]) -> str:
+    """Where a build is: `stage torch (5 of 13): Downloading …` for buildah and podman, docker's own line otherwise."""
+    last = last_line(lines)
+    for line in reversed(lines):
+        if match := re.match(r"(?:\[(\d+)/(\d+)\] )?STEP \d+/\d+: FROM \S+(?: AS (\S+))?", line):
+            at, of, stage = match.groups()
+            where = f"stage {stage or 'final'}" + (f" ({at} of {of})" if at else "")
+            return f"{where}: {re.sub(r'(--mount=.+? )|(^.*STEP )', '', last)}"
+    return last
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class CommandLine:
     global_flags: tuple[str, ...] = ()
     build_command: tuple[str, ...] = ("build",)
     extra_environment: tuple[tuple[str, str], ...] = ()
+    name_field: str = "Repository"
+    """What the engine calls an image's name in --format."""
 
     def call(self, *args: str, deadline_s: float = 60.0) -> str:
         """Run the engine and return its standard output."""
@@ -126,8 +130,9 @@ class CommandLine:
         return True
 
     def image_id(self, ref: str) -> str | None:
-        lines = self.call("images", "--quiet", "--no-trunc", ref).split()
-        return lines[0] if lines else None
+        listing = self.call("images", "--no-trunc", "--format", f"{{{{.ID}}}} {{{{.{self.name_field}}}}}:{{{{.Tag}}}}")
+        names = {line.split(" ", 1)[1]: line.split(" ", 1)[0] for line in listing.splitlines()}
+        return names.get(ref) or names.get(ref.removeprefix("docker.io/library/").removeprefix("docker.io/"))
 
     def pull(self, ref: str) -> None:
         self.call("pull", "--quiet", ref, deadline_s=PULL_DEADLINE_S)
@@ -147,8 +152,13 @@ class CommandLine:
         self.call("rmi", ref, deadline_s=120.0)
 
     def tags(self, repository: str) -> tuple[str, ...]:
-        listing = self.call("images", "--format", "{{.Tag}}", repository)
-        return tuple(tag for tag in listing.split() if tag != "<none>")
+        listing = self.call("images", "--format", f"{{{{.{self.name_field}}}}} {{{{.Tag}}}}")
+        images = [line.split() for line in listing.splitlines()]
+        return tuple(
+            tag
+            for name, tag in images
+            if name in {repository, repository.removeprefix("docker.io/")} and tag != "<none>"
+        )
 
 
 class Docker(CommandLine):
@@ -205,6 +215,7 @@ class Buildah(CommandLine):
             global_flags=store,
             build_command=("build", "--layers", "--isolation", "chroot", "--network", "host"),
             extra_environment=(("TMPDIR", str(layout.scratch)),),
+            name_field="Name",
         )
 
     def works(self) -> bool:

@@ -11,6 +11,11 @@ from cluster.progress import Progress
 from cluster.run import log_tail
 
 
+def last_line(lines: Sequence[str]) -> str:
+    """What a program said last."""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
 def stream(
     argv: Sequence[str],
     *,
@@ -20,9 +25,9 @@ def stream(
     progress: Progress,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    describe: Callable[[str], str | None] = lambda line: line.strip() or None,
+    describe: Callable[[Sequence[str]], str] = last_line,
 ) -> str:
-    """Run to the end and return the log's text. `describe` turns an output line into a step's name, or None to keep the last.
+    """Run to the end and return the log's text. `describe` says from the output so far where it is.
 
     Raises CommandError with the log's last lines, or DeadlineError naming the step that was running.
     """
@@ -33,8 +38,7 @@ def stream(
             lines = log.read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return ""
-        steps = (describe(line) for line in reversed(lines))
-        return next((step for step in steps if step), "")[:110]
+        return describe(lines)[:110]
 
     with progress.step(title, current), log.open("wb") as output:
         child = subprocess.Popen(
