@@ -24,42 +24,52 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     runtime_image: str = Field(
-        "quire/runtime:latest", min_length=1, description="image of pods whose LLMDeployment names none"
+        default="quire/runtime:latest", min_length=1, description="image of pods whose LLMDeployment names none"
     )
     runtime_image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        "IfNotPresent", description="imagePullPolicy of the engine container"
+        default="IfNotPresent", description="imagePullPolicy of the engine container"
     )
-    namespace: str = Field("quire-system", min_length=1, description="namespace the operator runs in")
+    namespace: str = Field(default="quire-system", min_length=1, description="namespace the operator runs in")
     service: str = Field(
-        "quire-operator", min_length=1, description="Service in front of the metrics API; it names the certificate"
+        default="quire-operator",
+        min_length=1,
+        description="Service in front of the metrics API; it names the certificate",
     )
     cert_secret: str = Field(
-        "quire-operator-tls", min_length=1, description="Secret in `namespace` that keeps CA and serving certificate"
+        default="quire-operator-tls",
+        min_length=1,
+        description="Secret in `namespace` that keeps CA and serving certificate",
     )
     router_url: str = Field(
-        "http://quire-router.quire-system",
+        default="http://quire-router.quire-system",
         pattern=r"^https?://[^/]+$",
         description="where the router answers, without a path; the completion before Ready goes there",
     )
     watch_namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="namespaces to serve, separated by commas; empty: all of them"
+        default=(), description="namespaces to serve, separated by commas; empty: all of them"
     )
-    workers: int = Field(8, ge=1, le=64, description="LLMDeployments that are reconciled at the same time")
+    workers: int = Field(default=8, ge=1, le=64, description="LLMDeployments that are reconciled at the same time")
     resync_interval_s: float = Field(
-        60.0, ge=5, le=3600, description="seconds between two looks at every LLMDeployment, events or not"
+        default=60.0, ge=5, le=3600, description="seconds between two looks at every LLMDeployment, events or not"
     )
-    scrape_interval_s: float = Field(2.0, ge=0.2, le=60, description="seconds between two scrapes of every engine pod")
-    scrape_timeout_s: float = Field(1.5, gt=0, le=30, description="seconds one pod may take to answer a scrape")
+    scrape_interval_s: float = Field(
+        default=2.0, ge=0.2, le=60, description="seconds between two scrapes of every engine pod"
+    )
+    scrape_timeout_s: float = Field(default=1.5, gt=0, le=30, description="seconds one pod may take to answer a scrape")
     stale_after_s: float = Field(
-        10.0, gt=0, le=600, description="age in seconds beyond which a sample is stale and no longer served"
+        default=10.0, gt=0, le=600, description="age in seconds beyond which a sample is stale and no longer served"
     )
-    metrics_api: bool = Field(True, description="serve custom.metrics.k8s.io for the HorizontalPodAutoscaler")
-    host: str = Field("0.0.0.0", description="address the three ports listen on")
-    metrics_api_port: int = Field(8443, ge=0, le=65535, description="HTTPS port of custom.metrics.k8s.io")
-    metrics_port: int = Field(9090, ge=0, le=65535, description="port of /metrics, the operator's own")
-    health_port: int = Field(8081, ge=0, le=65535, description="port of /healthz")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
-    log_format: Literal["text", "json"] = Field("text", description="one line of text or one JSON object a record")
+    metrics_api: bool = Field(default=True, description="serve custom.metrics.k8s.io for the HorizontalPodAutoscaler")
+    host: str = Field(default="0.0.0.0", description="address the three ports listen on")
+    metrics_api_port: int = Field(default=8443, ge=0, le=65535, description="HTTPS port of custom.metrics.k8s.io")
+    metrics_port: int = Field(default=9090, ge=0, le=65535, description="port of /metrics, the operator's own")
+    health_port: int = Field(default=8081, ge=0, le=65535, description="port of /healthz")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level that is logged"
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="one line of text or one JSON object a record"
+    )
 
     @field_validator("watch_namespaces", mode="before")
     @classmethod

@@ -97,7 +97,7 @@ class MemoryCluster:
     @property
     def status(self) -> dict[str, Any]:
         assert self.body is not None
-        return self.body.get("status", {})
+        return dict(self.body.get("status", {}))
 
     def condition(self, kind: str) -> dict[str, Any]:
         return next(each for each in self.status["conditions"] if each["type"] == kind)

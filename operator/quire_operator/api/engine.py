@@ -86,6 +86,14 @@ class Engine(ApiModel):
         "Requests that may wait. Beyond it 503 with Retry-After.", "1024", ge=0, le=1_000_000
     )
     queue_timeout: Duration | None = _flag("How long a request may wait before 503, as 30s or 5m.", "5m")
+    load_timeout: Duration | None = _flag(
+        "How long finding and loading the model may take before the pod gives up, as 10m or 1h. Pods are given 2h; longer "
+        "loads also need a startupProbe in spec.template.",
+        "30m",
+    )
+    liveness_timeout: Duration | None = _flag(
+        "How long a working engine may show no sign of life before its pod is restarted, as 30s.", "30s"
+    )
     max_body_size: Size | None = _flag("Largest accepted request body, as 16Mi. Beyond it 413.", "16Mi")
     log_level: Literal["debug", "info", "warning", "error"] | None = _flag("Least level that is logged.", "info")
     extra_args: tuple[str, ...] = Field(

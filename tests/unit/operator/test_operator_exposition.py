@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,10 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from quire_operator.probe.exposition import read_gauges
 
-WANTED = {"quire_scheduler_queue_size": sum, "quire_gpu_cache_usage": max}
+WANTED: dict[str, Callable[[Iterable[float]], float]] = {
+    "quire_scheduler_queue_size": sum,
+    "quire_gpu_cache_usage": max,
+}
 
 
 @given(

@@ -25,7 +25,7 @@ PAGE = 'quire_scheduler_queue_size{model_name="m"} 3\nquire_gpu_cache_usage{mode
 async def serving(method: str, path: str, handler: Handler, host: str = "127.0.0.1") -> AsyncIterator[int]:
     app = web.Application()
     app.router.add_route(method, path, handler)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, host, 0).start()
     try:
@@ -56,11 +56,12 @@ async def test_a_round_reads_what_answers_and_a_silent_pod_delays_no_other(monke
 
     async with serving("GET", "/metrics", metrics, host="0.0.0.0") as port:
         monkeypatch.setattr(labels, "ENGINE_PORT", port)
-        samples, shown = table("127.0.0.1", "127.0.0.2"), []
+        samples = table("127.0.0.1", "127.0.0.2")
+        shown: list[Key] = []
         started = asyncio.get_running_loop().time()
         await scrape_once(samples, shown)
         assert asyncio.get_running_loop().time() - started < 6
-    queue, cache = samples.readings(KEY, at=asyncio.get_running_loop().time())
+        queue, cache = samples.readings(KEY, at=asyncio.get_running_loop().time())
     assert (queue.value, queue.silent, cache.value) == (3.0, ("p1",), 0.25)
     assert shown == [KEY], "the status learns of it"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +56,8 @@ def situations(draw: st.DrawFn) -> tuple[World, int, Limits]:
     surge, unavailable = draw(st.integers(0, 3)), draw(st.integers(0, 3))
     if surge == unavailable == 0:
         surge = 1
-    strategy = draw(st.sampled_from(["RollingUpdate", "Recreate"]))
+    strategies: tuple[Literal["RollingUpdate", "Recreate"], ...] = ("RollingUpdate", "Recreate")
+    strategy = draw(st.sampled_from(strategies))
     return World(sizes, pods), draw(st.integers(0, 6)), Limits(surge, unavailable, strategy)
 
 

@@ -1,0 +1,94 @@
+"""Names on both sides: metrics, labels, paths, ports; and each field of the CRD has a reader."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from quire.metrics import EngineMetrics
+from quire.request import EngineReady
+from quire_operator import labels
+from quire_operator.api import Engine, Spec, Status
+from quire_operator.resources.hpa import METRIC_NAMES
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATOR = ROOT / "operator" / "quire_operator"
+ROUTER = ROOT / "operator" / "quire_router"
+
+
+def sources(folder: Path, *, without: tuple[str, ...] = ()) -> str:
+    files = [path for path in sorted(folder.rglob("*.py")) if not any(part in path.parts for part in without)]
+    return "\n".join(path.read_text() for path in files)
+
+
+def models(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """`root` and every model below it."""
+    yield root
+    for field in root.model_fields.values():
+        for part in parts(field.annotation):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from models(part)
+
+
+def parts(annotation: typing.Any) -> Iterator[typing.Any]:
+    yield annotation
+    for inner in typing.get_args(annotation):
+        yield from parts(inner)
+
+
+SPEC_FIELDS = sorted(
+    {(model.__name__, name) for model in models(Spec) if model is not Engine for name in model.model_fields}
+)
+STATUS_FIELDS = sorted({(model.__name__, name) for model in models(Status) for name in model.model_fields})
+
+
+@pytest.mark.parametrize(("model", "field"), SPEC_FIELDS)
+def test_each_field_of_the_spec_is_read_by_somebody(model: str, field: str) -> None:
+    # Engine's fields are read as a whole, flag by flag: see test_contract_engine_flags.
+    if (model, field) == ("Template", "spec"):
+        assert "patch.spec" in sources(OPERATOR, without=("api", "crd"))
+        return
+    code = sources(OPERATOR, without=("crd",))
+    generic = "getattr(scaling.targets, field)" in code and model == "Targets" and field in METRIC_NAMES
+    assert generic or re.search(rf"\.{field}\b(?!\s*=[^=])", code), f"{model}.{field} has no reader"
+
+
+@pytest.mark.parametrize(("model", "field"), STATUS_FIELDS)
+def test_each_field_of_the_status_is_written_by_somebody(model: str, field: str) -> None:
+    assert re.search(rf'\b{field}=|"{field}":', sources(OPERATOR / "status")), f"{model}.{field} is never written"
+
+
+def test_each_metric_the_operator_reads_is_exported_by_the_engine_from_the_start() -> None:
+    metrics = EngineMetrics("m")
+    ready = EngineReady(max_model_len=8, num_blocks=2, block_size=16, vocab_size=10, info={}, startup_s={})
+    metrics.ready(ready, {})
+    page = metrics.exposition("")[0].decode()
+    for metric in METRIC_NAMES.values():
+        assert re.search(rf'^{metric}{{model_name="m"}} 0\.0$', page, re.MULTILINE), (
+            f"an idle engine does not export {metric}"
+        )
+
+
+def test_the_router_finds_endpoints_by_the_label_the_operator_sets() -> None:
+    from quire_router.endpoints import DEPLOYMENT_LABEL
+
+    assert DEPLOYMENT_LABEL == labels.DEPLOYMENT
+    code = sources(ROUTER)
+    assert f"apis/{labels.API_VERSION}" in code and f'"{labels.PLURAL}"' in code
+
+
+@pytest.mark.parametrize("path", [labels.PATH_LIVE, labels.PATH_READY, labels.PATH_METRICS])
+def test_the_engine_serves_the_paths_the_pods_are_probed_at(path: str) -> None:
+    assert f'@routes.get("{path}")' in sources(ROOT / "runtime" / "quire" / "server")
+
+
+def test_contract_labels_are_written_in_one_place() -> None:
+    code = sources(OPERATOR, without=("api", "crd"))
+    for name in ("DEPLOYMENT", "REVISION", "TRACK", "ROLE"):
+        literal = f'"{getattr(labels, name)}"'
+        assert code.count(literal) == 1, f"{literal} belongs into labels.py only"
