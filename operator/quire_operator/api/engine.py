@@ -7,7 +7,7 @@ and the defaults told here with the engine's configuration.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -96,13 +96,13 @@ class Engine(ApiModel):
     )
     max_body_size: Size | None = _flag("Largest accepted request body, as 16Mi. Beyond it 413.", "16Mi")
     log_level: Literal["debug", "info", "warning", "error"] | None = _flag("Least level that is logged.", "info")
-    extra_args: tuple[str, ...] = Field(
+    extra_args: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
         default=(),
         max_length=64,
         json_schema_extra=rules(
             rule(
-                "self.all(arg, size(arg) <= 1024 && arg.matches('^--[a-z][a-z0-9-]*(=.*)?$'))",
-                "each of extraArgs must be one --flag or --flag=value of `quire serve`, at most 1024 characters",
+                "self.all(arg, arg.matches('^--[a-z][a-z0-9-]*(=.*)?$'))",
+                "each of extraArgs must be one --flag or --flag=value of `quire serve`",
             ),
             rule(
                 f"self.all(arg, !arg.matches('^--(?:{_OWNED})(=.*)?$'))",

@@ -15,7 +15,8 @@ class Rollout(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "self.strategy == 'Recreate' || self.maxSurge > 0 || self.maxUnavailable > 0",
+                # The API server tests the rule on the object's own default, {}, before it fills in those of the fields.
+                "!has(self.strategy) || self.strategy == 'Recreate' || self.maxSurge > 0 || self.maxUnavailable > 0",
                 "maxSurge and maxUnavailable must not both be 0: no pod could ever be replaced; "
                 "set maxUnavailable to 1 where there is no spare GPU",
             )
