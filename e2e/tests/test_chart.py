@@ -49,8 +49,17 @@ def restricted(stack: Cluster) -> Iterator[str]:
 def render(cluster: Cluster, namespace: str, values: dict[str, Any], scratch: Path) -> list[dict[str, Any]]:
     file = scratch / "values.json"
     file.write_text(json.dumps(values))
+    version = cluster.kubectl_json("version")["serverVersion"]["gitVersion"]
     text = cluster.helm(
-        "template", "dry", str(release.CHART), "--namespace", namespace, "--values", str(file), "--validate"
+        "template",
+        "dry",
+        str(release.CHART),
+        "--namespace",
+        namespace,
+        "--values",
+        str(file),
+        "--kube-version",
+        version,
     )
     return [item for item in yaml.safe_load_all(text) if item]
 

@@ -210,15 +210,18 @@ class Watcher:
             "timeoutSeconds": str(int(self._timeout_s)),
         }
         timeout = httpx2.Timeout(REQUEST_TIMEOUT_S, read=self._timeout_s + SILENCE_SLACK_S)
+        request = self._client.build_request("GET", self.resource.path(self.namespace), params=params, timeout=timeout)
         try:
-            async with self._client.stream(
-                "GET", self.resource.path(self.namespace), params=params, timeout=timeout
-            ) as response:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):  # for the headers; the read time-out is for a quiet watch
+                response = await self._client.send(request, stream=True)
+            async with aclosing(response):
                 if response.status_code != 200:
                     self._check(response.status_code, await response.aread())
                 self._alive()
                 async for line in _lines(response.aiter_bytes()):
                     yield json.loads(line)
+        except TimeoutError as error:
+            raise WatchError(f"the watch of {self.where} did not begin within {REQUEST_TIMEOUT_S:g} s") from error
         except httpx2.HTTPError as error:
             raise WatchError(f"the watch of {self.where} broke: {_reason(error)}") from error
         except ValueError as error:

@@ -178,7 +178,7 @@ class Cluster:
         metadata, now = body["metadata"], datetime.now(UTC)
         stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         entry = {
-            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+            "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
             "eventTime": stamp,
             "reportingController": "quire.dev/operator",
             "reportingInstance": socket.gethostname()[:128],
