@@ -5,9 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from cluster.handle import running
+from cluster.errors import HarnessError, StateError
+from cluster.handle import current
 from stack.demo import demo
-from stack.progress import ROOT, StepFailed, run_module, say, step
+from stack.progress import PROGRESS, ROOT, StepFailed, run_module
+
+
+def running() -> bool:
+    """True where a cluster is up already; it is then kept."""
+    try:
+        current()
+    except StateError:
+        return False
+    return True
 
 
 def test(arguments: list[str]) -> int:
@@ -18,8 +28,7 @@ def test(arguments: list[str]) -> int:
         return subprocess.run(pytest, cwd=ROOT, check=False).returncode
     finally:
         if not keep:
-            with step("end the cluster of this run"):
-                run_module("cluster", "cluster", "down", deadline_s=120)
+            run_module("cluster", "down", deadline_s=120)
 
 
 def main(arguments: list[str]) -> int:
@@ -29,13 +38,13 @@ def main(arguments: list[str]) -> int:
             return 0
         case ["test", *rest]:
             return test(rest)
-    say("usage: python -m stack demo | test [--keep] [pytest arguments]")
+    PROGRESS.say("usage: python -m stack demo | test [--keep] [pytest arguments]")
     return 2
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except StepFailed as exc:
-        say(f"error: {exc}")
+    except (StepFailed, HarnessError) as exc:
+        PROGRESS.say(f"error: {exc}")
         sys.exit(1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from cluster.errors import DeadlineError
 from cluster.handle import Cluster
 from stack.progress import ROOT
 
@@ -28,7 +29,7 @@ def example(name: str, **spec: Any) -> dict[str, Any]:
 
 def apply(cluster: Cluster, namespace: str, manifest: dict[str, Any]) -> None:
     """`kubectl apply` of one manifest."""
-    cluster.kubectl("apply", "--namespace", namespace, "--filename", "-", stdin=json.dumps(manifest))
+    cluster.apply(manifest, namespace=namespace)
 
 
 def patch_spec(cluster: Cluster, namespace: str, name: str, spec: dict[str, Any]) -> None:
@@ -44,11 +45,10 @@ def get(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
 def wait(cluster: Cluster, namespace: str, name: str, expectation: str, *, deadline_s: int) -> None:
     """Wait for `condition=…` or `jsonpath=…`; on failure the error carries what the object and its pods say."""
     try:
-        cluster.kubectl("wait", f"llmd/{name}", "-n", namespace, f"--for={expectation}", f"--timeout={deadline_s}s")
-    except Exception as exc:
-        status = json.dumps(get(cluster, namespace, name).get("status", {}), indent=1)
-        pods = cluster.kubectl("get", "pods,hpa,events", "-n", namespace, "-o", "wide")
-        raise AssertionError(f"llmd/{name}: not {expectation} within {deadline_s} s\n{status}\n{pods}") from exc
+        cluster.wait(f"llmd/{name}", expectation, namespace=namespace, deadline_s=deadline_s)
+    except DeadlineError as exc:
+        exc.add_note(cluster.kubectl("get", "pods,hpa,events", "-n", namespace, "-o", "wide"))
+        raise
 
 
 def wait_ready(cluster: Cluster, namespace: str, name: str, *, deadline_s: int = 240) -> None:

@@ -9,8 +9,8 @@ from typing import Self
 
 import httpx
 
-from stack.progress import StepFailed
 from stack.ask import stream_chat
+from stack.progress import StepFailed
 
 
 @dataclass

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from cluster.handle import Cluster, current
-from stack.progress import run_module, step
+from stack.progress import run_module
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,13 @@ class Prepared:
 
 def prepare() -> Prepared:
     """Build what is missing, bring the cluster up if there is none, load the images."""
-    with step("cluster programs and container images (minutes the first time)"), ThreadPoolExecutor(2) as pool:
-        tools = pool.submit(run_module, "tools", "cluster", "tools", deadline_s=2400)
-        built = pool.submit(run_module, "images", "images", "build", "runtime", "operator", "--json", deadline_s=2400)
-        images = {
-            name: Image(ref=entry["ref"], archive=entry["archive"])
-            for name, entry in json.loads(built.result()).items()
-        }
+    run_module("cluster", "prerequisites", deadline_s=600)
+    # Compiling the cluster's programs keeps the processors busy, building images the network: side by side.
+    with ThreadPoolExecutor(2) as pool:
+        tools = pool.submit(run_module, "cluster", "tools", deadline_s=2400)
+        built = pool.submit(run_module, "images", "build", "runtime", "operator", "--json", deadline_s=2400)
         tools.result()
+        images = {name: Image(entry["ref"], entry["archive"]) for name, entry in json.loads(built.result()).items()}
     runtime, operator = images["runtime"], images["operator"]
-    with step("cluster"):
-        run_module("cluster", "cluster", "up", "--image", runtime.archive, "--image", operator.archive, deadline_s=900)
+    run_module("cluster", "up", "--image", runtime.archive, "--image", operator.archive, deadline_s=900)
     return Prepared(current(), runtime, operator)

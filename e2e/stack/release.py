@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.handle import Cluster
 from stack.prepare import Prepared
-from stack.progress import ROOT, step
+from stack.progress import PROGRESS, ROOT
 
 NAME = "quire"
 NAMESPACE = "quire-system"
@@ -26,7 +26,7 @@ def install(prepared: Prepared, *values: str) -> None:
         *values,
     ]
     sets = [word for setting in settings for word in ("--set", setting)]
-    with step(f"chart {NAME} in {NAMESPACE}"):
+    with PROGRESS.step(f"chart {NAME} in {NAMESPACE}"):
         prepared.cluster.helm(
             "upgrade", "--install", NAME, str(CHART), "--namespace", NAMESPACE, "--create-namespace",
             *sets, "--wait", "--timeout", "180s",
@@ -35,5 +35,5 @@ def install(prepared: Prepared, *values: str) -> None:
 
 def uninstall(cluster: Cluster) -> None:
     """Remove the release; CRDs and LLMDeployments stay by design."""
-    with step(f"uninstall {NAME}"):
+    with PROGRESS.step(f"uninstall {NAME}"):
         cluster.helm("uninstall", NAME, "--namespace", NAMESPACE, "--wait", "--timeout", "120s")

@@ -12,7 +12,6 @@ import pytest
 
 from cluster.handle import Cluster
 from stack import release
-from stack.ask import port_forward
 from stack.prepare import Prepared, prepare
 
 
@@ -50,5 +49,5 @@ def namespace(stack: Cluster) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def router(stack: Cluster) -> Iterator[str]:
     """Base URL of the router as seen from here."""
-    with port_forward(stack, "svc/quire-router", 80, namespace=release.NAMESPACE) as url:
+    with stack.reach(release.NAMESPACE, "quire-router", 80) as url:
         yield url

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster.handle import Cluster, CommandFailed
+from cluster.errors import CommandError
+from cluster.handle import Cluster
 from stack import llmd
 
 
@@ -24,7 +25,7 @@ from stack import llmd
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_apply_refuses_and_names_the_field(stack: Cluster, namespace: str, change: dict[str, Any], named: str) -> None:
-    with pytest.raises(CommandFailed, match=named):
+    with pytest.raises(CommandError, match=named):
         llmd.apply(stack, namespace, llmd.example("bad", **change))
     assert "bad" not in stack.kubectl("get", "llmd", "-n", namespace, "-o", "name")
 
