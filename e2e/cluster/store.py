@@ -216,13 +216,13 @@ def _describe(ctr: Ctr, layout: Layout, item: Archive, digest: str, seed: Seed) 
 
 
 def _folders(ctr: Ctr, top: str) -> list[str]:
-    """Numbers of the snapshot folders below and including a layer, bottom first, from the mount of a view on it."""
-    mount = json.loads(ctr("snapshots", "view", "--mounts", PROBE, top))[0]
+    """Numbers of the snapshot folders below and including a layer, bottom first, from the mount of a snapshot on top of it."""
+    # `prepare`, not `view`: ctr labels only the former against garbage collection, which may run at any moment.
+    if PROBE in ctr.layers():  # left by an import that was killed
+        ctr("snapshots", "remove", PROBE)
+    mount = json.loads(ctr("snapshots", "prepare", "--mounts", PROBE, top))[0]
     ctr("snapshots", "remove", PROBE)
-    lower = next(
-        (option.removeprefix("lowerdir=") for option in mount["Options"] if option.startswith("lowerdir=")),
-        mount["Source"],
-    )
+    lower = next(option.removeprefix("lowerdir=") for option in mount["Options"] if option.startswith("lowerdir="))
     return [Path(path).parent.name for path in reversed(lower.split(":"))]
 
 

@@ -1,0 +1,159 @@
+"""The local cluster leaves nothing behind, whatever happened to it. Runs beside a cluster in use: its own has other names and addresses.
+
+Each test starts from wherever the one before left off and ends with nothing left, as `down` promises.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import leaks, network, processes, providers, state, wait
+from cluster.cgroups import MOUNTINFO, hierarchies
+from cluster.handle import Cluster
+from cluster.layout import Layout
+from cluster.local import LocalProvider
+from cluster.plan import ClusterConfig
+from cluster.progress import Progress
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="a local cluster needs root"),
+    pytest.mark.timeout(600),
+]
+
+LAYOUT = Layout(Path("/var/lib/quire-cluster-test"), slot=1)
+ONE_NODE = ClusterConfig(nodes=1)
+HARNESS = str(Path(__file__).resolve().parent.parent)
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[LocalProvider]:
+    if not isinstance(providers.choose(), LocalProvider):
+        pytest.skip("this machine uses another provider; only the local one keeps promises about processes and mounts")
+    local = LocalProvider(LAYOUT, Progress())
+    local.down()  # of a run that was killed
+    yield local
+    local.down(purge=True)
+
+
+def world() -> dict[str, set[str]]:
+    """What a cluster could leave on the host. Without what other clusters and image builds come and go with."""
+    routes = {f"{route['dst']} {route.get('dev')}" for route in network.host_routes()}
+    return {
+        "links": {link for link in network.host_links() if link.startswith(("quire1", "qv1-", "veth"))},
+        "routes": {route for route in routes if "quire1" in route},
+        "mounts": {line.split()[4] for line in MOUNTINFO.read_text().splitlines() if "quire-cluster-test" in line},
+        "cgroups": {
+            path.name
+            for hierarchy in hierarchies().all
+            for path in hierarchy.iterdir()
+            if path.is_dir() and path.name == "quire1"
+        },
+        "folders": {path for path in ("/var/lib/kubelet", "/var/lib/cni", "/opt/containerd") if Path(path).exists()},
+    }
+
+
+def run_pod(cluster: Cluster) -> None:
+    """A pod of the sandbox image runs: containerd, the kubelet, the network plugin and the image store work."""
+    sandbox = next(
+        iter(
+            image
+            for image in cluster.kubectl_json("get", "nodes")["items"][0]["status"]["images"]
+            if "quire/pause" in image["names"][0]
+        )
+    )
+    container = {"name": "pause", "image": sandbox["names"][0], "imagePullPolicy": "Never"}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}, namespace="default")
+    cluster.wait("pod/probe", "condition=Ready", namespace="default", deadline_s=60)
+
+
+def test_up_gives_a_cluster_that_runs_pods_and_a_second_up_reuses_it(provider: LocalProvider) -> None:
+    before = world()
+    provider.up(ONE_NODE)
+    cluster = provider.connect()
+    run_pod(cluster)
+    assert {"processes", "cgroups", "links", "routes"} <= leaks.residue(LAYOUT).keys(), "the search sees what is there"
+    began = time.monotonic()
+    provider.up(ONE_NODE)
+    assert time.monotonic() - began < 5, "1 s on a quiet machine"
+    cluster.kubectl("get", "pod", "probe")
+    provider.down()
+    assert leaks.residue(LAYOUT) == {}
+    assert world() == before
+    provider.down()
+
+
+def test_a_node_that_lost_its_first_process_is_gone_whole_and_up_repairs_it(provider: LocalProvider) -> None:
+    provider.up(ONE_NODE)
+    record = state.load(LAYOUT.state)
+    assert record is not None
+    node = record.machines["node-1"]
+    processes.end(node.init)
+    assert [name for name, process in node.daemons.items() if processes.alive(process)] == []
+    assert "node-1" in provider.status()
+    provider.up(ONE_NODE)
+    run_pod(provider.connect())
+
+
+def test_a_machine_comes_back_after_power_off_with_its_pods(provider: LocalProvider) -> None:
+    provider.up(ONE_NODE)
+    provider.power_off("node-1")
+    provider.boot("node-1")
+    cluster = provider.connect()
+    cluster.wait("node/node-1", "condition=Ready", deadline_s=60)
+    provider.restart_daemon("cp", "apiserver")
+    cluster = provider.connect()
+    wait.until(
+        "the API server answers again",
+        lambda: None if _answers(cluster) else "no answer",
+        deadline_s=60,
+        interval_s=0.2,
+    )
+
+
+def _answers(cluster: Cluster) -> bool:
+    done = subprocess.run(
+        [cluster.kubectl_program, "get", "--raw", "/readyz"], env=cluster.environment, capture_output=True, check=False
+    )
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("machines", [0, 1, 2])
+def test_a_start_that_is_killed_half_way_leaves_nothing_after_down(provider: LocalProvider, machines: int) -> None:
+    provider.down()
+    environment = os.environ | {
+        "PYTHONPATH": HARNESS,
+        "QUIRE_CLUSTER_DIR": str(LAYOUT.base),
+        "QUIRE_CLUSTER_SLOT": str(LAYOUT.slot),
+        "QUIRE_CLUSTER_PROVIDER": "local",
+    }
+    start = subprocess.Popen([sys.executable, "-m", "cluster", "up", "--nodes", "1"], env=environment)
+
+    def look() -> str | None:
+        record = state.load(LAYOUT.state)
+        return None if record and len(record.machines) >= machines else "not that far yet"
+
+    try:
+        wait.until(f"a start with {machines} machines", look, deadline_s=60, interval_s=0.002)
+    finally:
+        start.send_signal(signal.SIGKILL)
+        start.wait(10)
+    provider.down()
+    assert leaks.residue(LAYOUT) == {}
+    assert not LAYOUT.work.exists() and not LAYOUT.state.exists()
+
+
+def test_up_after_a_killed_start_builds_a_working_cluster(provider: LocalProvider) -> None:
+    provider.up(ONE_NODE)
+    record = state.load(LAYOUT.state)
+    assert record is not None
+    record.phase = state.Phase.STARTING  # as a start leaves it that is killed in its last step
+    record.save(LAYOUT.state)
+    provider.up(ONE_NODE)
+    run_pod(provider.connect())
