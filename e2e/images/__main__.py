@@ -13,6 +13,7 @@ from images import base as debian
 from images.build import Wanted, build
 from images.contents import read
 from images.engines import choose
+from images.host import host_pip
 from images.layout import IMAGES, Layout
 from images.prune import KEEP, prune
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _build(options, progress)
             case "base":
                 with exclusive(layout.lock, progress, "the image builds"):
-                    print(debian.ensure_base(layout, progress).tarball)
+                    print(debian.ensure_base(layout, host_pip(), progress).tarball)
             case "prune":
                 _prune(layout, options, progress)
             case _:

@@ -82,12 +82,12 @@ class Base:
     sources: str
 
 
-def ensure_base(layout: Layout, progress: Progress) -> Base:
+def ensure_base(layout: Layout, pip: Mapping[str, str], progress: Progress) -> Base:
     """Make the base unless it is there. The caller holds the lock."""
     tarball = layout.root / f"base-{identity()}.tar"
     note = tarball.with_suffix(".json")
     if not (tarball.is_file() and note.is_file()):
-        _make(layout, tarball, note, progress)
+        _make(layout, tarball, note, pip, progress)
     mirror = str(json.loads(note.read_text())["mirror"])
     return Base(tarball, "\n".join(debian_sources(SUITE) or _sources_of(mirror)) + "\n")
 
@@ -101,7 +101,7 @@ def _sources_of(mirror: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _make(layout: Layout, tarball: Path, note: Path, progress: Progress) -> None:
+def _make(layout: Layout, tarball: Path, note: Path, pip: Mapping[str, str], progress: Progress) -> None:
     if os.geteuid() != 0:
         raise PrerequisiteError(
             "debootstrap needs root to make the base image; run as root, or use docker or podman with a registry"
@@ -120,7 +120,7 @@ def _make(layout: Layout, tarball: Path, note: Path, progress: Progress) -> None
         progress=progress,
     )
     used = mirror or (root / "etc/apt/sources.list").read_text().split()[1]
-    _upgrade(layout, root, read_host("\n".join(own or _sources_of(used)) + "\n"), progress)
+    _upgrade(layout, root, read_host(pip, "\n".join(own or _sources_of(used)) + "\n"), progress)
     _trim(root)
     fresh = layout.scratch / tarball.name
     with progress.step(f"write {tarball.name}"):

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,11 @@ from cluster.progress import Progress
 from images import base as debian
 from images.contents import read
 from images.engines import Buildah, BuildRequest, Engine, choose
-from images.host import HostSettings, read_host
+from images.host import HostSettings, host_pip, read_host
 from images.identity import content_tag
 from images.layout import REPOSITORY, Layout, full_ref, short_ref
 from images.prune import prune
-from images.wheels import stage
+from images.wheels import parse_find_links, stage
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,10 @@ def build(names: Sequence[str], wanted: Wanted, progress: Progress, layout: Layo
     place.records.mkdir(parents=True, exist_ok=True)
     engine = choose(place, wanted.engine, lambda: _install(progress))
     base_ref, base_identity = _choose_base(engine, wanted, progress)
-    host = read_host(None)
+    pip = host_pip()
+    wheels_identity = parse_find_links(pip.get("find-links", "")).identity
     tags = {
-        name: content_tag(dockerfile(name), base_identity=base_identity, wheels_identity=host.find_links.identity)
+        name: content_tag(dockerfile(name), base_identity=base_identity, wheels_identity=wheels_identity)
         for name in names
     }
     if not wanted.fresh and all(_exists(place, name, tag) for name, tag in tags.items()):
@@ -61,7 +62,9 @@ def build(names: Sequence[str], wanted: Wanted, progress: Progress, layout: Layo
     with exclusive(place.lock, progress, "the image builds"):
         _clear(place, engine)
         try:
-            built = [_build_one(place, engine, name, tag, base_ref, wanted, progress) for name, tag in tags.items()]
+            built = [
+                _build_one(place, engine, name, tag, base_ref, pip, wanted, progress) for name, tag in tags.items()
+            ]
             prune(place, engine)
             return built
         finally:
@@ -138,17 +141,24 @@ def _clear(layout: Layout, engine: Engine) -> None:
 
 
 def _build_one(
-    layout: Layout, engine: Engine, name: str, tag: str, base_ref: str, wanted: Wanted, progress: Progress
+    layout: Layout,
+    engine: Engine,
+    name: str,
+    tag: str,
+    base_ref: str,
+    pip: Mapping[str, str],
+    wanted: Wanted,
+    progress: Progress,
 ) -> Built:
     if _exists(layout, name, tag) and not wanted.fresh:  # another process built it while this one waited
         return _reuse(layout, name, tag, progress)
     sources = None
     if base_ref == debian.reference():
-        made = debian.ensure_base(layout, progress)
+        made = debian.ensure_base(layout, pip, progress)
         sources = made.sources
         if engine.image_id(base_ref) is None:
             engine.load_base(made.tarball, base_ref, progress)
-    host = read_host(sources)
+    host = read_host(pip, sources)
     with _inputs(layout, host) as (secrets, wheels):
         ref = full_ref(name, tag)
         arguments = {

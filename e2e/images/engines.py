@@ -96,7 +96,7 @@ def current_step(lines: Sequence[str]) -> str:
         if match := re.match(r"(?:\[(\d+)/(\d+)\] )?STEP \d+/\d+: FROM \S+(?: AS (\S+))?", line):
             at, of, stage = match.groups()
             where = f"stage {stage or 'final'}" + (f" ({at} of {of})" if at else "")
-            return f"{where}: {re.sub(r'(--mount=.+? )|(^.*STEP )', '', last)}"
+            return f"{where}: " + re.sub(r"--mount=.+? |^.*STEP \d+/\d+: ", "", last)
     return last
 
 
@@ -131,7 +131,8 @@ class CommandLine:
 
     def image_id(self, ref: str) -> str | None:
         listing = self.call("images", "--no-trunc", "--format", f"{{{{.ID}}}} {{{{.{self.name_field}}}}}:{{{{.Tag}}}}")
-        names = {line.split(" ", 1)[1]: line.split(" ", 1)[0] for line in listing.splitlines()}
+        # two columns, which buildah pads
+        names = {name: image for image, name in (line.split() for line in listing.splitlines())}
         return names.get(ref) or names.get(ref.removeprefix("docker.io/library/").removeprefix("docker.io/"))
 
     def pull(self, ref: str) -> None:
@@ -226,7 +227,7 @@ class Buildah(CommandLine):
             container = self.call("from", "scratch").strip()
             try:
                 self.call("add", "--quiet", container, str(tarball), "/", deadline_s=EXPORT_DEADLINE_S)
-                self.call("commit", "--quiet", container, ref, deadline_s=EXPORT_DEADLINE_S)
+                self.call("commit", "--quiet", "--timestamp", "0", container, ref, deadline_s=EXPORT_DEADLINE_S)
             finally:
                 self.call("rm", container)
 

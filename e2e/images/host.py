@@ -48,9 +48,13 @@ class HostSettings:
     find_links: FindLinks
 
 
-def read_host(sources: str | None) -> HostSettings:
-    """Settings of this process's user. `sources`: lines for apt in the build, or None to use those of the base image."""
-    pip = read_pip_config(run([sys.executable, "-m", "pip", "config", "list"], deadline_s=60))
+def host_pip() -> dict[str, str]:
+    """pip's settings of this process's user, by option."""
+    return read_pip_config(run([sys.executable, "-m", "pip", "config", "list"], deadline_s=60))
+
+
+def read_host(pip: Mapping[str, str], sources: str | None) -> HostSettings:
+    """All settings of this process's user. `sources`: lines for apt in the build, or None to use those of the base image."""
     find_links = parse_find_links(pip.get("find-links", ""))
     bundle = _ca_bundle(pip)
     secrets = {"pip_conf": render_pip_conf(pip, find_links, os.environ, with_bundle=bundle is not None).encode()}
