@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire_operator import labels
-from quire_operator.cluster.drift import digest, matches
+from quire_operator.cluster.drift import marked, settled
 from quire_operator.errors import ApplyError
 from quire_operator.observation import Observation
 from quire_operator.policy import revision_of
@@ -115,7 +115,7 @@ class MemoryCluster:
         children = copy.deepcopy(self.children)
         return Observation(
             body=copy.deepcopy(self.body),
-            deployments=[item for (kind, _), item in children.items() if kind == "Deployment"],
+            deployments=[_listed(item) for (kind, _), item in children.items() if kind == "Deployment"],
             pods=copy.deepcopy(list(self.pods.values())),
             service=children.get(("Service", key.name)),
             hpa=children.get(("HorizontalPodAutoscaler", key.name)),
@@ -125,9 +125,8 @@ class MemoryCluster:
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         if kind in self.refuse:
             raise ApplyError(self.refuse[kind])
-        full = copy.deepcopy(dict(wanted))
-        full["metadata"]["annotations"] = {labels.APPLIED_HASH: digest(wanted)}
-        if live is not None and matches(full, live):
+        full = copy.deepcopy(marked(wanted))
+        if live is not None and settled(full, live):
             return False
         stamp = next(self._numbers)
         full["metadata"] |= {"resourceVersion": str(stamp), "creationTimestamp": f"2026-01-01T00:{stamp:02d}:00Z"}
@@ -177,3 +176,8 @@ class MemoryCluster:
         for item in self.pods.values():
             if item["metadata"]["labels"][labels.REVISION] not in sizes:
                 item["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+
+def _listed(item: dict[str, Any]) -> dict[str, Any]:
+    """Items of a list carry neither apiVersion nor kind."""
+    return {key: value for key, value in item.items() if key not in ("apiVersion", "kind")}

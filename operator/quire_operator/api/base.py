@@ -30,6 +30,12 @@ def rule(expression: str, message: str, **more: Any) -> dict[str, Any]:
     return {"rule": expression, "message": message, **more}
 
 
+def text_rule(expression: str, message: str) -> dict[str, Any]:
+    """A CEL rule on a string; the sentence ends with the value that was refused."""
+    quoted = message.replace("\\", "\\\\").replace("'", "\\'")
+    return rule(expression, message, messageExpression=f"'{quoted}, got \"' + self + '\"'")
+
+
 def rules(*each: dict[str, Any]) -> dict[str, Any]:
     """`json_schema_extra` that carries CEL rules."""
     return {RULES: list(each)}
@@ -49,7 +55,9 @@ def _checked(pattern: str, message: str) -> AfterValidator:
 def _text(pattern: str, message: str, max_length: int) -> tuple[Any, Any]:
     quoted = pattern.replace("\\", "\\\\").replace("'", "\\'")
     expression = f"self.matches('^(?:{quoted})$')"
-    return Field(max_length=max_length, json_schema_extra=rules(rule(expression, message))), _checked(pattern, message)
+    return Field(max_length=max_length, json_schema_extra=rules(text_rule(expression, message))), _checked(
+        pattern, message
+    )
 
 
 _DURATION = r"([0-9]+h)?([0-9]+m)?([0-9]+s)?"
@@ -111,5 +119,5 @@ def between(low: str, high: str) -> dict[str, Any]:
     bound = f"duration(self) >= duration('{low}') && duration(self) <= duration('{high}')"
     return rules(
         *DURATION_RULES,
-        rule(f"!self.matches('{_DURATION_SOME}') || ({bound})", f"must be a duration from {low} to {high}"),
+        text_rule(f"!self.matches('{_DURATION_SOME}') || ({bound})", f"must be a duration from {low} to {high}"),
     )

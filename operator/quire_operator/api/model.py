@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from quire_operator.api.base import ApiModel, ObjectName, ServedName, rule, rules
+from quire_operator.api.base import ApiModel, ObjectName, ServedName, rule, rules, text_rule
 
 _SOURCE = (
     r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -31,7 +31,7 @@ Source = Annotated[
     Field(
         max_length=512,
         json_schema_extra=rules(
-            rule(f"self.matches('^(?:{_SOURCE})$') && !(self + '/').contains('/../')", _SOURCE_MESSAGE)
+            text_rule(f"self.matches('^(?:{_SOURCE})$') && !(self + '/').contains('/../')", _SOURCE_MESSAGE)
         ),
     ),
     AfterValidator(_check_source),
@@ -95,7 +95,7 @@ class Model(ApiModel):
         default=None,
         max_length=512,
         json_schema_extra=rules(
-            rule(
+            text_rule(
                 "self.matches('^https?://[^/ ]+[^ ]*$')",
                 "endpoint must be an http:// or https:// address of a hub mirror",
             )

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from quire_operator.api.base import ApiModel, Quantity, rule, rules
+from quire_operator.api.base import ApiModel, Quantity, rule, rules, text_rule
 
 
 class Resources(ApiModel):
@@ -18,7 +18,7 @@ class Resources(ApiModel):
         min_length=1,
         max_length=253,
         json_schema_extra=rules(
-            rule("self.contains('/')", "gpuResourceName must be an extended resource such as nvidia.com/gpu")
+            text_rule("self.contains('/')", "gpuResourceName must be an extended resource such as nvidia.com/gpu")
         ),
         description="Extended resource that stands for a GPU. Default: nvidia.com/gpu.",
     )

@@ -20,7 +20,7 @@ from lightkube.types import PatchType
 
 from quire_operator import labels, telemetry
 from quire_operator.cluster import kinds
-from quire_operator.cluster.drift import digest, matches
+from quire_operator.cluster.drift import marked, settled
 from quire_operator.errors import ApplyError
 from quire_operator.observation import Body, Observation
 from quire_operator.spec import Key
@@ -101,12 +101,11 @@ class Cluster:
         """
         kind, metadata = wanted["kind"], wanted["metadata"]
         where = (kind, metadata["namespace"], metadata["name"])
-        mark = digest(wanted)
-        marked = {**metadata, "annotations": {**metadata.get("annotations", {}), labels.APPLIED_HASH: mark}}
-        full = {**wanted, "metadata": marked}
+        full = marked(wanted)
+        mark = full["metadata"]["annotations"][labels.APPLIED_HASH]
         if live is not None:
             version = live["metadata"]["resourceVersion"]
-            if self._settled.get(where) == (mark, version) or matches(full, live):
+            if self._settled.get(where) == (mark, version) or settled(full, live):
                 return False
         written = await self._refusable(
             where,

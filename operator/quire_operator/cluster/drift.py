@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from quire_operator import labels
+
 _FACTORS = {
     "": Decimal(1),
     "m": Decimal("0.001"),
@@ -26,6 +28,18 @@ _FACTORS = {
     "Ti": Decimal(2**40),
 }
 _QUANTITY = re.compile(r"([0-9]*\.?[0-9]+|[0-9]+\.)(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+
+
+def marked(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """`wanted` with the hash of itself in an annotation: what is sent."""
+    metadata = wanted["metadata"]
+    notes = {**metadata.get("annotations", {}), labels.APPLIED_HASH: digest(wanted)}
+    return {**wanted, "metadata": {**metadata, "annotations": notes}}
+
+
+def settled(full: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+    """Applying `full` would change nothing. Items of a list carry neither apiVersion nor kind, so these do not count."""
+    return all(matches(value, live.get(key)) for key, value in full.items() if key not in ("apiVersion", "kind"))
 
 
 def digest(wanted: Mapping[str, Any]) -> str:

@@ -14,11 +14,14 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx2
 from aiohttp import web
+from lightkube.core.exceptions import ApiError
 
 from quire_operator import telemetry
 from quire_operator.cluster import Cluster, kinds
 from quire_operator.cluster.trust import SecretStore, set_ca_bundle
+from quire_operator.errors import OperatorError
 from quire_operator.metrics_api import documents
 from quire_operator.metrics_api.app import build_app
 from quire_operator.metrics_api.certificates import Bundle, BundleError, renewed, service_names
@@ -30,6 +33,10 @@ log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 60.0
 RETRY_INTERVAL_S = 5.0
+
+
+class NotServableError(OperatorError):
+    """The cluster lacks what serving needs; the message says what."""
 
 
 class MetricsApi:
@@ -53,14 +60,17 @@ class MetricsApi:
     async def run(self) -> None:
         """Until cancelled."""
         await self._runner.setup()
+        told = ""
         try:
             while True:
                 try:
                     await self._refresh()
-                    pause = CHECK_INTERVAL_S
-                except Exception:
-                    log.exception("the metrics API is not up to date; trying again in %.0f s", RETRY_INTERVAL_S)
+                    told, pause = "", CHECK_INTERVAL_S
+                except (ApiError, httpx2.HTTPError, NotServableError, OSError) as error:
                     pause = RETRY_INTERVAL_S
+                    if str(error) != told:
+                        told = str(error)
+                        log.error("custom.metrics.k8s.io is not up to date, trying again every %.0f s: %s", pause, told)
                 await asyncio.sleep(pause)
         finally:
             await self._runner.cleanup()
@@ -69,7 +79,7 @@ class MetricsApi:
         bundle = await self._current_bundle()
         front_proxy = read_front_proxy(await self._cluster.get(kinds.ConfigMap, CONFIG_MAP, CONFIG_NAMESPACE))
         if front_proxy is None:
-            raise RuntimeError(
+            raise NotServableError(
                 f"ConfigMap {CONFIG_NAMESPACE}/{CONFIG_MAP} names no front-proxy CA: the API server has no aggregation layer"
             )
         new_trust = self._front_proxy is None or front_proxy.ca_pem != self._front_proxy.ca_pem
@@ -103,7 +113,7 @@ class MetricsApi:
             }
             if await self._store.write(values):
                 return fresh
-        raise RuntimeError(f"Secret {self._settings.cert_secret} changes each time it is to be written")
+        raise NotServableError(f"Secret {self._settings.cert_secret} changes each time it is to be written")
 
     async def _read_stored(self) -> Bundle | None:
         values = await self._store.read()

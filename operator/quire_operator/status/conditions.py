@@ -8,7 +8,7 @@ from typing import Literal
 
 from quire_operator.api import Condition, RolloutStatus
 from quire_operator.observation import find_condition
-from quire_operator.status.facts import Facts
+from quire_operator.status.facts import VERIFICATION_FAILURES, Facts
 
 Truth = Literal["True", "False", "Unknown"]
 
@@ -96,6 +96,9 @@ def _ready(facts: Facts) -> Finding:
         return Finding("True", before.reason, before.message, held_generation=before.observed_generation)
     if facts.verification.state == "Failed":
         return Finding("False", facts.verification.reason, facts.verification.message)
+    if before is not None and before.reason in VERIFICATION_FAILURES:
+        # The same question again, after a restart of the operator: the last answer stands until there is another.
+        return Finding("False", before.reason, before.message)
     return Finding("False", "Verifying", "the replicas are ready; waiting for a completion through the router")
 
 
@@ -126,6 +129,9 @@ def _metrics(facts: Facts) -> Finding:
         return Finding("Unknown", "NoPods", "no pod is ready, so there is nothing to measure")
     for reading in facts.readings:
         if not reading.tried:
+            before = previous(facts, "MetricsAvailable")
+            if before is not None and before.reason != "NoPods":
+                return Finding(before.status, before.reason, before.message)
             return Finding("Unknown", "NotYetMeasured", "the pods have not been asked for their metrics yet")
         if reading.state == "Missing":
             return Finding("False", "MetricMissing", f"{reading.metric} is exported by none of the ready pods")

@@ -13,6 +13,10 @@ from quire_operator.spec import Deployment
 from quire_operator.status.problems import Problem
 
 
+VERIFICATION_FAILURES = frozenset({"RouterUnreachable", "CompletionFailed", "CompletionTimedOut"})
+"""Every reason a failed `Verification` may have."""
+
+
 @dataclass(frozen=True)
 class Verification:
     """Where the completion through the router stands, for one generation."""

@@ -115,7 +115,13 @@ def _autoscaling(facts: Facts) -> AutoscalingStatus | None:
     desired = None
     if facts.owner.spec.autoscaling is not None and facts.hpa is not None:
         desired = facts.hpa.get("status", {}).get("desiredReplicas")
-    metrics = tuple(_metric(reading) for reading in facts.readings if facts.ready > 0)
+    before = facts.owner.status.autoscaling
+    if facts.ready == 0:
+        metrics: tuple[MetricStatus, ...] = ()
+    elif before is not None and not all(reading.tried for reading in facts.readings):
+        metrics = before.metrics  # after a restart of the operator, until the first scrape
+    else:
+        metrics = tuple(_metric(reading) for reading in facts.readings)
     return AutoscalingStatus(desired=desired, metrics=metrics) if metrics or desired is not None else None
 
 

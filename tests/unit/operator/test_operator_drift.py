@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operator_kit import DEFAULTS, owner
-from quire_operator.cluster.drift import digest, matches
+from quire_operator.cluster.drift import digest, marked, matches, settled
 from quire_operator.resources import build_deployment, build_pod_template
 
 values = st.recursive(
@@ -58,6 +58,14 @@ def test_defaults_of_the_api_server_are_no_drift_and_edits_are() -> None:
     assert matches(wanted, live)
     live["spec"] = {**live["spec"], "replicas": 3}
     assert not matches(wanted, live)
+
+
+def test_an_item_of_a_list_is_settled_without_kind_and_a_forgotten_field_is_not() -> None:
+    wanted = build_deployment(owner(), "r", build_pod_template(owner(), DEFAULTS), 1)
+    live = {key: value for key, value in marked(wanted).items() if key not in ("apiVersion", "kind")}
+    assert settled(marked(wanted), live)
+    shorter = {**wanted, "spec": {key: value for key, value in wanted["spec"].items() if key != "revisionHistoryLimit"}}
+    assert not settled(marked(shorter), live), "the field must be given up, so a write is needed"
 
 
 def test_the_digest_sees_removed_fields() -> None:

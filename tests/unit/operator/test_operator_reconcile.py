@@ -178,8 +178,17 @@ async def test_another_operator_process_adopts_what_runs() -> None:
         bench.router,  # type: ignore[arg-type]
     )
     await fresh(KEY)
-    # The first scrape has not happened yet, so MetricsAvailable may be told anew; no pod is touched.
-    assert set(bench.cluster.writes) <= {"status"} and set(bench.cluster.pods) == pods
+    assert bench.cluster.writes == [] and set(bench.cluster.pods) == pods
+
+
+async def test_a_restart_while_the_router_is_away_repeats_neither_status_nor_event() -> None:
+    bench = Bench()
+    bench.router.answer = Verification("Failed", "RouterUnreachable", "the router cannot be reached")
+    await bench.settle()
+    bench.cluster.writes.clear()
+    bench.router.answer = Verification("Pending")
+    await bench.look()
+    assert bench.cluster.writes == [] and bench.condition("Ready") == ("False", "RouterUnreachable")
 
 
 async def test_the_autoscaler_owns_the_replicas() -> None:
