@@ -12,7 +12,6 @@ from quire_operator.policy import RevisionView
 from quire_operator.spec import Deployment
 from quire_operator.status.problems import Problem
 
-
 VERIFICATION_FAILURES = frozenset({"RouterUnreachable", "CompletionFailed", "CompletionTimedOut"})
 """Every reason a failed `Verification` may have."""
 
