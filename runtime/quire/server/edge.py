@@ -6,6 +6,7 @@ strings.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -14,6 +15,7 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,6 +31,7 @@ OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 CLIENT_GONE = 499
+LINGER_S = 2.0
 
 
 class KeyCheck:
@@ -41,7 +44,7 @@ class KeyCheck:
         if not self._hashes:
             return True
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = hashlib.sha256(key.strip().encode()).digest()
+        given = hashlib.sha256(key.strip().encode("latin-1")).digest()  # the bytes as they came
         matches = [hmac.compare_digest(given, known) for known in self._hashes]
         return scheme.lower() == "bearer" and any(matches)
 
@@ -59,7 +62,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        exchange = _Exchange(scope, _request_id(headers), send)
+        exchange = _Exchange(scope, _request_id(headers), receive, send)
         scope.setdefault("state", {})["request_id"] = exchange.request_id
         try:
             if scope["path"] not in OPEN_PATHS and not self._keys.allows(headers):
@@ -102,11 +105,12 @@ class Edge:
 class _Exchange:
     """One request and what was answered."""
 
-    def __init__(self, scope: Scope, request_id: str, send: Send) -> None:
+    def __init__(self, scope: Scope, request_id: str, receive: Receive, send: Send) -> None:
         self.request_id = request_id
         self.status = 0
         self.started = False
         self._scope = scope
+        self._receive = receive
         self._send = send
         self._begin_s = time.monotonic()
 
@@ -116,8 +120,20 @@ class _Exchange:
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self.request_id
             if self.status == 413:
-                headers["connection"] = "close"  # the rest of the body is not read
+                headers["connection"] = "close"
+        elif self.status == 413 and not message.get("more_body", False):
+            await self._send({**message, "more_body": True})
+            await self._linger()
+            message = {"type": "http.response.body", "body": b""}
         await self._send(message)
+
+    async def _linger(self) -> None:
+        """Throw away what still arrives of a body that is too large, for a while: closing at once would reset the
+        connection, and the client, still writing, would never see the answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await self._receive()).get("more_body", False):
+                    pass
 
     async def answer(self, status: int, content: dict[str, object], extra: dict[str, str]) -> None:
         data = json.dumps(content).encode()

@@ -80,11 +80,17 @@ def _first_error(errors: list[Any]) -> tuple[str, str | None]:
     error = errors[0]
     if error["type"] == "json_invalid":
         return f"the body is not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}", None
-    path = [part for part in error["loc"] if part not in ("body", "query", "path") and not str(part)[:1].isupper()]
-    param = ".".join(str(part) for part in path if not str(part).startswith(("str", "list[", "function"))) or None
+    path = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
+    path = [part for i, part in enumerate(path) if i == 0 or not _is_variant(part)]
+    param = ".".join(path) or None
     message = error["msg"][:1].lower() + error["msg"][1:]
     if error["type"] == "missing":
         return f"{param} is required", param
     shown = repr(error.get("input"))
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return (f"{param}: {message}, got {shown}" if param else f"the body: {message}"), param
+
+
+def _is_variant(part: str) -> bool:
+    """Whether a step of pydantic's path names a member of a union instead of a field."""
+    return part in ("str", "texts", "ids", "lists") or part.startswith(("list[", "dict[", "function-"))

@@ -11,7 +11,7 @@ import enum
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from quire.config import ServeConfig
@@ -39,8 +39,9 @@ class State(enum.StrEnum):
 class Frontend:
     """See the module. `stage` says more about LOADING; `error` is why it is DEAD."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
+        self._clock = clock  # of liveness
         self.state = State.LOADING
         self.stage = "starting"
         self.error: QuireError | None = None
@@ -52,7 +53,7 @@ class Frontend:
         self._tokenizer: Tokenizer | None = None
         self._engine: Engine | None = None
         self._choices: dict[str, tuple[Job, Choice]] = {}
-        self._last_sign_s = time.monotonic()
+        self._last_sign_s = clock()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -69,7 +70,7 @@ class Frontend:
         self._engine, self._tokenizer = engine, tokenizer
         self.metrics.ready(engine.ready, labels)
         self.metrics.startup("total", time.monotonic() - self.started_s)
-        self._last_sign_s = time.monotonic()
+        self._last_sign_s = self._clock()
         if self.state is State.LOADING:
             self.state = State.READY
 
@@ -118,7 +119,7 @@ class Frontend:
         """False when the engine is gone, or has had work and gave no sign of life for `liveness_timeout`."""
         if self.state is State.DEAD:
             return False
-        silence_s = time.monotonic() - self._last_sign_s
+        silence_s = self._clock() - self._last_sign_s
         return not self._choices or silence_s < self.config.liveness_timeout
 
     # --- what routes need ---------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class Frontend:
         ]
         job = Job(choices, self.metrics, engine.abort, queue_timeout_s=self.config.queue_timeout)
         if not self._choices:
-            self._last_sign_s = time.monotonic()  # silence counts only while there is work
+            self._last_sign_s = self._clock()  # silence counts only while there is work
         for choice in choices:
             self._choices[choice.request_id] = (job, choice)
         self._idle.clear()
@@ -235,7 +236,7 @@ class Frontend:
         return OverloadedError(f"the model is loading ({self.stage})", reason="loading", retry_after_s=RETRY_LOADING_S)
 
     def _distribute(self, report: StepOutputs) -> None:
-        self._last_sign_s = time.monotonic()
+        self._last_sign_s = self._clock()
         self.stats = report.stats
         for delta in report.deltas:
             found = self._choices.get(delta.request_id)

@@ -8,6 +8,7 @@ A stream's headers are held back until its first event, so that a refusal is sti
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
@@ -68,6 +69,7 @@ class EventStream(Response):
         self._request_id = request_id
         self._lock = asyncio.Lock()
         self._started = False
+        self._sent_s = time.monotonic()
         self.status_code = 200
         self.background = None
         self.init_headers({"content-type": "text/event-stream; charset=utf-8", **_STREAM_HEADERS, **headers})
@@ -98,12 +100,18 @@ class EventStream(Response):
                 self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sent_s = time.monotonic()
 
     async def _keep_alive(self, send: Send) -> None:
         await asyncio.sleep(HEADERS_AFTER_S)
-        while True:
+        if not self._started:
             await self._emit(send, _KEEPALIVE)
-            await asyncio.sleep(KEEPALIVE_S)
+        while True:
+            silence_s = time.monotonic() - self._sent_s
+            if silence_s >= KEEPALIVE_S:
+                await self._emit(send, _KEEPALIVE)
+            else:
+                await asyncio.sleep(KEEPALIVE_S - silence_s)
 
 
 _STREAM_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}

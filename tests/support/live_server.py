@@ -1,0 +1,117 @@
+"""The real application on a real loopback socket, over a scripted engine, in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from quire.config import ServeConfig
+from quire.errors import EngineDeadError
+from quire.server.app import create_app
+from quire.server.frontend import Frontend
+from quire.text import load_tokenizer
+from scripted_engine import ScriptedEngine
+from tiny_text import build_tokenizer, write_tokenizer
+
+BACKEND = build_tokenizer()
+
+
+def ids_of(text: str) -> list[int]:
+    return list(BACKEND.encode(text, add_special_tokens=False).ids)
+
+
+@dataclass
+class Live:
+    """A running server."""
+
+    url: str
+    engine: ScriptedEngine
+    frontend: Frontend
+    http: httpx.AsyncClient
+
+    async def chat(self, content: str = "hi", **fields: Any) -> httpx.Response:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": content}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"model": "tiny", "prompt": prompt, **fields})
+
+    async def metric(self, line: str) -> float | None:
+        """The value of a metric line, written as `name{labels}` without the model's label."""
+        page = (
+            (await self.http.get("/metrics")).text.replace('model_name="tiny",', "").replace(',model_name="tiny"', "")
+        )
+        for row in page.replace('{model_name="tiny"}', "").splitlines():
+            if row.rpartition(" ")[0] == line:
+                return float(row.rpartition(" ")[2])
+        return None
+
+
+@asynccontextmanager
+async def live_server(
+    folder: Path,
+    engine: ScriptedEngine,
+    *,
+    attach: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+    **config: Any,
+) -> AsyncIterator[Live]:
+    """Serve until the block ends. attach: whether the engine is up."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    frontend = Frontend(
+        ServeConfig(model="tiny", served_model_name=("tiny", "alias"), port=port, **config), clock=clock
+    )
+    if attach:
+        frontend.attach(engine, load_tokenizer(write_tokenizer(folder), name="tiny"), {})
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(frontend), log_config=None, access_log=False, lifespan="off", http="httptools")
+    )
+    server.capture_signals = _nothing  # type: ignore[assignment]
+    serving = asyncio.create_task(server.serve([listener]))
+    pump = asyncio.create_task(frontend.pump()) if attach else None
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            yield Live(url, engine, frontend, http)
+    finally:
+        server.should_exit = True
+        await serving
+        await engine.close()
+        if pump is not None:
+            with suppress(EngineDeadError):
+                await pump
+        listener.close()
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _nothing() -> _Nothing:
+    return _Nothing()
+
+
+def events_of(text: str) -> list[str]:
+    """The payloads of a stream, comments left out; an error event is prefixed."""
+    out = []
+    for block in text.split("\n\n"):
+        lines = [line for line in block.splitlines() if not line.startswith(":")]
+        names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        if data:
+            out.append((names[0] + "!" if names else "") + data[0])
+    return out

@@ -1,0 +1,206 @@
+"""What is refused, with which status, and which words: bad values, lengths, keys, sizes, routes."""
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from live_server import Live, ids_of, live_server
+from quire.server.edge import OPEN_PATHS
+from scripted_engine import ScriptedEngine
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[Live]:
+    async with live_server(tmp_path, ScriptedEngine(lambda _: ids_of("ok")), max_body_size="64Ki") as server:
+        yield server
+
+
+async def error_of(live: Live, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    data = body if isinstance(body, str | bytes) else json.dumps(body)
+    response = await live.http.post(path, content=data, headers={"content-type": "application/json"})
+    error = response.json()["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    return response.status_code, error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": "0.7"}, "temperature"),
+        ({"temperature": 1e308}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": 0.5}, "top_k"),
+        ({"top_k": -2}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 2.0}, "max_tokens"),
+        ({"max_tokens": 10**18}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stop_token_ids": [300]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stream": "yes"}, "stream"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content.0"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ],
+)
+async def test_a_bad_chat_field_is_a_400_with_its_name(live: Live, fields: dict[str, Any], param: str) -> None:
+    status, error = await error_of(live, CHAT, {"messages": MESSAGES, **fields})
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["param"] == param
+    assert param.rpartition(".")[2] in error["message"] or param in error["message"]
+    assert live.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [300]}, "prompt"),
+        ({"prompt": [5, -1]}, "prompt"),
+        ({"prompt": [[5], [300]]}, "prompt"),
+        ({"prompt": ["x"] * 129}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [1, "x"]}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({}, "prompt"),
+    ],
+)
+async def test_a_bad_completion_field_is_a_400_with_its_name(live: Live, fields: dict[str, Any], param: str) -> None:
+    body = fields if "prompt" in fields or not fields else {"prompt": "hi", **fields}
+    status, error = await error_of(live, COMPLETE, body)
+    assert (status, error["param"].partition(".")[0]) == (400, param), error
+    assert param in error["message"]
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_numbers_that_are_none_are_refused(live: Live, constant: str) -> None:
+    status, error = await error_of(live, COMPLETE, f'{{"prompt": "hi", "temperature": {constant}}}')
+    assert (status, error["param"]) == (400, "temperature")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[1]", b'{"prompt": "\xff"}', b"null", b'{"prompt": "\\ud800"}', b"[" * 5000]
+)
+async def test_a_body_that_is_no_object_is_a_400(live: Live, data: bytes) -> None:
+    status, error = await error_of(live, COMPLETE, data)
+    assert status == 400, error
+
+
+async def test_lengths_name_both_numbers(live: Live) -> None:
+    window = 128
+    for length, fields, words, param in [
+        (129, {}, ["128", "129"], "prompt"),
+        (128, {}, ["128", "no room"], "prompt"),
+        (6, {"max_tokens": 124}, ["128", "130", "6 in the prompt", "124 in max_tokens"], "max_tokens"),
+    ]:
+        status, error = await error_of(live, COMPLETE, {"prompt": [5] * length, **fields})
+        assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+        assert all(word in error["message"] for word in words), error["message"]
+    assert (await live.complete([5] * 127)).json()["usage"]["completion_tokens"] == 1
+    assert live.engine.requests[-1].params.max_tokens == window - 127
+    status, error = await error_of(live, CHAT, {"messages": [{"role": "user", "content": "x" * 200}]})
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    status, error = await error_of(live, CHAT, {"messages": MESSAGES, "max_completion_tokens": 128})
+    assert error["param"] == "max_completion_tokens"
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(live: Live) -> None:
+    status, error = await error_of(live, COMPLETE, {"prompt": "x" * 50_000})
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "50000 characters" in error["message"]
+
+
+async def test_routes_and_methods(live: Live) -> None:
+    missing = await live.http.get("/v1/nothing")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    assert "GET /v1/nothing" in missing.json()["error"]["message"]
+    wrong = await live.http.get(CHAT)
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_over_the_limit_is_a_413(live: Live, chunked: bool) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(70):
+            yield b"x" * 1024
+
+    content: Any = chunks() if chunked else b"x" * 70 * 1024
+    response = await live.http.post(COMPLETE, content=content)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+    assert "--max-body-size" in response.json()["error"]["message"]
+    assert response.headers["connection"] == "close"
+
+
+async def test_request_ids_go_in_and_out(live: Live) -> None:
+    given = await live.http.get("/version", headers={"x-request-id": "abc-123"})
+    assert given.headers["x-request-id"] == "abc-123"
+    for strange in ["", "a b", "x" * 200]:
+        made = (await live.http.get("/v1/nothing", headers={"x-request-id": strange})).headers["x-request-id"]
+        assert len(made) == 32
+
+
+async def test_every_route_but_the_open_ones_needs_a_key(tmp_path: Path) -> None:
+    engine = ScriptedEngine(lambda _: ids_of("ok"))
+    async with live_server(tmp_path, engine, api_key=("one", "twö")) as live:
+        paths = list((await live.http.get("/openapi.json", headers=_key("one"))).json()["paths"])
+        assert len(paths) >= 9
+        for path in [*paths, "/nothing", "//v1/models", "/V1/models", "/health/", "/METRICS", "/docs", "/openapi.json"]:
+            response = await live.http.get(path)
+            if path in OPEN_PATHS:
+                assert response.status_code == 200, path
+            else:
+                assert (response.status_code, response.headers.get("www-authenticate")) == (401, "Bearer"), path
+                assert response.json()["error"]["type"] == "authentication_error"
+        for headers in [{"authorization": "Bearer three"}, {"authorization": "one"}, {"authorization": "Basic one"}]:
+            assert (await live.http.get("/v1/models", headers=headers)).status_code == 401
+        for key in ["one", "twö"]:
+            assert (await live.http.get("/v1/models", headers=_key(key))).status_code == 200
+
+
+def _key(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}".encode()}  # type: ignore[dict-item]
+
+
+async def test_logs_hold_no_prompt_and_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="quire")
+    engine = ScriptedEngine(lambda _: ids_of("answer-text"))
+    async with live_server(tmp_path, engine, api_key=("secret-key",)) as live:
+        live.http.headers["authorization"] = "Bearer secret-key"
+        await live.chat("prompt-text", temperature=-1)
+        await live.http.post(CHAT + "?q=query-text", json={"messages": [{"role": "user", "content": "prompt-text"}]})
+    lines = [record.getMessage() for record in caplog.records if record.name == "quire.access"]
+    assert any(
+        "POST /v1/chat/completions 200" in line and "ttft=" in line and "completion=12" in line for line in lines
+    )
+    for word in ("prompt-text", "answer-text", "secret-key", "query-text"):
+        assert word not in caplog.text
