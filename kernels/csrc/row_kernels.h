@@ -31,9 +31,9 @@ QUIRE_INLINE F rounded(F x, T*) {
 
 template <class From, class To>
 void copy(const From* from, To* to, int64_t count) {
-  int64_t i = 0;
-  for (; i + W <= count; i += W) store(load(from + i), to + i);
-  for (; i < count; ++i) narrow(widen(from[i]), to + i);
+  const int64_t whole = count / W * W;
+  for (int64_t i = 0; i < whole; i += W) store(load(from + i), to + i);
+  for (int64_t i = whole; i < count; ++i) narrow(widen(from[i]), to + i);
 }
 
 inline void copy_row(const void* from, DType from_type, void* to, DType to_type, int64_t count) {

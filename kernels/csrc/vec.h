@@ -108,7 +108,7 @@ QUIRE_INLINE F load(const bf16* from) {
 }
 QUIRE_INLINE F load(const f16* from) {
 #if defined(__AVX512F__) && !defined(QUIRE_LANES)
-  return (F)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  return (F)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #elif defined(__F16C__) && !defined(QUIRE_LANES)
   return (F)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #else
@@ -128,7 +128,7 @@ QUIRE_INLINE void store(F x, bf16* to) {
 }
 QUIRE_INLINE void store(F x, f16* to) {
 #if defined(__AVX512F__) && !defined(QUIRE_LANES)
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__) && !defined(QUIRE_LANES)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
 #else
@@ -141,15 +141,18 @@ QUIRE_INLINE void store(F x, f16* to) {
 // The sums of four vectors. The order of additions is fixed: halves are folded until four lanes are left.
 QUIRE_INLINE F4 sum4(F a, F b, F c, F d) {
 #if defined(__AVX2__) && !defined(QUIRE_LANES)
-#if defined(__AVX512F__)
-#define QUIRE_FOLD(v) \
-  _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1))
-#else
-#define QUIRE_FOLD(v) (__m256)v
-#endif
-  const __m256 ab = _mm256_hadd_ps(QUIRE_FOLD(a), QUIRE_FOLD(b));
-  const __m256 cd = _mm256_hadd_ps(QUIRE_FOLD(c), QUIRE_FOLD(d));
-#undef QUIRE_FOLD
+  const auto fold = [](F v) __attribute__((always_inline)) {
+    if constexpr (W == 8) {
+      return bits_of<__m256>(v);
+    } else {
+      struct Halves {
+        __m256 low, high;
+      };
+      const auto halves = bits_of<Halves>(v);
+      return halves.low + halves.high;
+    }
+  };
+  const __m256 ab = _mm256_hadd_ps(fold(a), fold(b)), cd = _mm256_hadd_ps(fold(c), fold(d));
   const __m256 abcd = _mm256_hadd_ps(ab, cd);
   return (F4)_mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
 #else

@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from quire_kernels.dispatch import Kernels, Selection, select
-from quire_kernels.errors import ArgumentError
+from quire_kernels.errors import ArgumentError, KernelError, UnavailableError
 from quire_kernels.formats import GGML_BLOCKS, GgmlType
 
 __all__ = [
     "GGML_BLOCKS",
+    "ArgumentError",
     "GgmlType",
+    "KernelError",
+    "UnavailableError",
     "dequantize_gguf",
     "fused_add_rms_norm",
     "num_threads",

@@ -1,0 +1,116 @@
+"""Paged batches for tests of the kernels, and an attention of their own to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quire_kernels import ops
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """Arguments of `ops.paged_attention`."""
+
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    block_tables: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+    scale: float
+
+    def run(self, out: Tensor | None = None) -> Tensor:
+        return ops.paged_attention(
+            self.query,
+            self.key_cache,
+            self.value_cache,
+            self.block_tables,
+            self.query_start,
+            self.context_lens,
+            self.scale,
+            out,
+        )
+
+    def rows(self, sequence: int) -> slice:
+        return slice(int(self.query_start[sequence]), int(self.query_start[sequence + 1]))
+
+    def alone(self, sequence: int) -> PagedBatch:
+        """The same sequence in a batch of its own, with a block table no wider than it needs."""
+        rows = self.rows(sequence)
+        columns = -(-int(self.context_lens[sequence]) // self.key_cache.shape[1])
+        return replace(
+            self,
+            query=self.query[rows].clone(),
+            block_tables=self.block_tables[sequence : sequence + 1, :columns].clone(),
+            query_start=torch.tensor([0, rows.stop - rows.start], dtype=torch.int32),
+            context_lens=self.context_lens[sequence : sequence + 1],
+        )
+
+    def expected(self) -> Tensor:
+        """Attention by torch in float64 on gathered keys; rows of padding are 0."""
+        result = torch.zeros(self.query.shape, dtype=torch.float64)
+        block_size = self.key_cache.shape[1]
+        group = self.query.shape[1] // self.key_cache.shape[2]
+        for sequence, context in enumerate(self.context_lens.tolist()):
+            rows = self.rows(sequence)
+            count = rows.stop - rows.start
+            if count == 0:
+                continue
+            tokens = torch.arange(context)
+            blocks = self.block_tables[sequence].long()[tokens // block_size]
+            keys = self.key_cache[blocks, tokens % block_size].double().transpose(0, 1)
+            values = self.value_cache[blocks, tokens % block_size].double().transpose(0, 1)
+            visible = tokens[None, :] <= torch.arange(context - count, context)[:, None]
+            result[rows] = torch.nn.functional.scaled_dot_product_attention(
+                self.query[rows].double().transpose(0, 1),
+                keys.repeat_interleave(group, dim=0),
+                values.repeat_interleave(group, dim=0),
+                attn_mask=visible,
+                scale=self.scale,
+            ).transpose(0, 1)
+        return result
+
+
+def paged_batch(
+    lengths: Sequence[tuple[int, int]],
+    *,
+    heads: tuple[int, int] = (9, 3),
+    head_size: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
+    padding: int = 0,
+    seed: int = 0,
+) -> PagedBatch:
+    """lengths: (query tokens, context) of each sequence. Blocks are scattered over the pool, unused slots hold NaN, and
+    entries of the block table that no token needs name no block."""
+    generator = torch.Generator().manual_seed(seed)
+    num_heads, num_kv_heads = heads
+    needed = [-(-context // block_size) for _, context in lengths]
+    num_blocks = sum(needed) + 2
+    order = torch.randperm(num_blocks, generator=generator)
+    tables = torch.full((len(lengths), max(needed, default=0) + 1), -(2**31), dtype=torch.int32)
+    shape = (num_blocks, block_size, num_kv_heads, head_size)
+    caches = torch.full((2, *shape), float("nan"), dtype=cache_dtype or dtype)
+    taken = 0
+    for sequence, (_, context) in enumerate(lengths):
+        blocks = order[taken : taken + needed[sequence]]
+        taken += needed[sequence]
+        tables[sequence, : len(blocks)] = blocks
+        tokens = torch.arange(context)
+        fresh = torch.randn(2, context, num_kv_heads, head_size, generator=generator)
+        caches[:, blocks[tokens // block_size], tokens % block_size] = fresh.to(caches.dtype)
+    starts = torch.tensor([0, *(count for count, _ in lengths)]).cumsum(0).int()
+    return PagedBatch(
+        query=torch.randn(int(starts[-1]) + padding, num_heads, head_size, generator=generator).to(dtype),
+        key_cache=caches[0],
+        value_cache=caches[1],
+        block_tables=tables,
+        query_start=starts,
+        context_lens=torch.tensor([context for _, context in lengths], dtype=torch.int32),
+        scale=head_size**-0.5,
+    )

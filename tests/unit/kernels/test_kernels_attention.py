@@ -1,0 +1,175 @@
+"""Paged attention: right against torch in float64, bit-identical in any batch, chunk and thread, and never out of bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernel_cases import PagedBatch, paged_batch
+from quire_kernels import ops
+
+# Scores and sums are fp32, so what is left is the rounding of the result to its type (half a unit: 2^-9, 2^-12).
+TOLERANCE: dict[torch.dtype, dict[str, float]] = {
+    torch.float32: {"rtol": 1e-5, "atol": 3e-6},
+    torch.bfloat16: {"rtol": 2**-8, "atol": 1e-5},
+    torch.float16: {"rtol": 2**-11, "atol": 1e-5},
+}
+MIXED = [(1, 700), (5, 5), (200, 1500), (33, 64), (0, 9), (1, 1), (70, 583)]
+
+
+def assert_right(batch: PagedBatch, result: Tensor) -> None:
+    torch.testing.assert_close(result.double(), batch.expected(), **TOLERANCE[batch.query.dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "head_size", "block_size"),
+    [
+        ((9, 3), 64, 16),  # SmolLM2-135M
+        ((14, 2), 64, 16),  # Qwen2-0.5B
+        ((8, 8), 32, 1),
+        ((4, 1), 80, 5),
+        ((9, 1), 96, 32),
+        ((5, 5), 100, 7),
+        ((6, 3), 128, 16),
+        ((2, 1), 256, 8),
+        ((3, 1), 7, 3),
+        ((64, 1), 48, 16),  # more query heads than a tile has rows
+    ],
+)
+def test_equals_torch(
+    implementation: str, dtype: torch.dtype, heads: tuple[int, int], head_size: int, block_size: int
+) -> None:
+    batch = paged_batch(
+        [(1, 700), (5, 5), (70, 583), (0, 9), (1, 1)],
+        heads=heads,
+        head_size=head_size,
+        block_size=block_size,
+        dtype=dtype,
+        padding=2,
+    )
+    result = batch.run()
+    assert_right(batch, result)
+    assert not result[-2:].any()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_equals_torch_for_any_shape(cpu_implementation: str, data: st.DataObject) -> None:
+    lengths = data.draw(
+        st.lists(
+            st.integers(0, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(n, n + 600))), min_size=1, max_size=6
+        )
+    )
+    kv_heads = data.draw(st.integers(1, 4))
+    batch = paged_batch(
+        lengths,
+        heads=(kv_heads * data.draw(st.integers(1, 9)), kv_heads),
+        head_size=data.draw(st.integers(1, 130)),
+        block_size=data.draw(st.integers(1, 32)),
+        dtype=data.draw(st.sampled_from(list(TOLERANCE))),
+        cache_dtype=data.draw(st.sampled_from(list(TOLERANCE))),
+        padding=data.draw(st.integers(0, 3)),
+    )
+    ops.set_num_threads(data.draw(st.integers(1, 4)))
+    assert_right(batch, batch.run())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_sequence_has_the_same_bits_in_any_company(cpu_implementation: str, dtype: torch.dtype) -> None:
+    batch = paged_batch(MIXED, dtype=dtype)
+    together = batch.run()
+    for threads in (1, 2, 4):
+        ops.set_num_threads(threads)
+        assert torch.equal(batch.run(), together)
+        for sequence in range(len(MIXED)):
+            assert torch.equal(batch.alone(sequence).run(), together[batch.rows(sequence)])
+
+
+def test_a_prompt_has_the_same_bits_however_it_is_chunked(cpu_implementation: str) -> None:
+    context = 1200
+    whole = paged_batch([(context, context)], dtype=torch.bfloat16, heads=(6, 2))
+    result = whole.run()
+    for chunks in ([1199, 1], [500, 12, 600, 88], [64] * 18 + [48]):
+        begin = 0
+        for size in chunks:
+            part = replace(
+                whole,
+                query=whole.query[begin : begin + size],
+                query_start=torch.tensor([0, size], dtype=torch.int32),
+                context_lens=torch.tensor([begin + size], dtype=torch.int32),
+            )
+            assert torch.equal(part.run(), result[begin : begin + size])
+            begin += size
+    for token in (0, 1, 63, 64, 511, 512, 1023):  # a decode step at that position
+        step = replace(
+            whole,
+            query=whole.query[token : token + 1],
+            query_start=torch.tensor([0, 1], dtype=torch.int32),
+            context_lens=torch.tensor([token + 1], dtype=torch.int32),
+        )
+        assert torch.equal(step.run(), result[token : token + 1])
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_later_tokens_do_not_leak(cpu_implementation: str, poison: float) -> None:
+    batch = paged_batch([(90, 100)], heads=(3, 3), block_size=4)
+    expected = batch.run()
+    last = int(batch.block_tables[0, 99 // 4])
+    batch.value_cache[last, 99 % 4] = poison
+    batch.key_cache[last, 99 % 4] = poison
+    assert torch.equal(batch.run()[:-1], expected[:-1])
+
+
+def test_strided_arguments(implementation: str) -> None:
+    batch = paged_batch([(3, 40), (1, 17)])
+    expected = batch.run()
+    fused = torch.randn(4, 9 + 6, 64)
+    fused[:, :9] = batch.query
+    pool = torch.stack([batch.key_cache, batch.value_cache], dim=1)  # [N, 2, B, Hkv, D]
+    heads_first = pool.transpose(2, 3).contiguous().transpose(2, 3)  # [N, 2, Hkv, B, D] in memory
+    wide = torch.full((4, 9, 100), 7.0)
+    for cache in (pool, heads_first):
+        strided = replace(batch, query=fused[:, :9], key_cache=cache[:, 0], value_cache=cache[:, 1])
+        out = wide[:, :, :64]
+        assert strided.run(out).data_ptr() == wide.data_ptr()
+        assert torch.equal(out, expected)
+    assert bool((wide[:, :, 64:] == 7.0).all())
+
+
+def test_large_scores_do_not_overflow(implementation: str) -> None:
+    batch = paged_batch([(4, 150)])
+    batch = replace(batch, query=batch.query * 1e4)
+    assert_right(batch, batch.run())
+
+
+def test_nothing_to_do(implementation: str) -> None:
+    assert paged_batch([]).run().shape == (0, 9, 64)
+    assert not paged_batch([(0, 5), (0, 0)], padding=3).run().any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b.block_tables[1].__setitem__(2, b.key_cache.shape[0]), r"block_tables\[1\].*outside 0\.\.6"),
+        (lambda b: b.block_tables[0].__setitem__(0, -1), r"block_tables\[0\].*-1.*outside 0\.\.6"),
+        (lambda b: b.context_lens.__setitem__(1, 81), r"context_lens\[1\] is 81, more than the 80 slots"),
+        (lambda b: b.context_lens.__setitem__(1, 2), r"context_lens\[1\] is 2, less than .* 4 query tokens"),
+        (lambda b: b.query_start.__setitem__(1, 9), r"query_start must not decrease, but does at sequence 1"),
+        (lambda b: b.query_start.__setitem__(0, 1), r"query_start must begin with 0"),
+        (lambda b: b.query_start.__setitem__(2, 6), r"query_start .* end at most at the 5 rows of query, got 0\.\.6"),
+    ],
+)
+def test_values_out_of_bounds_are_refused(implementation: str, change: object, message: str) -> None:
+    batch = paged_batch([(1, 20), (4, 48)])
+    assert batch.key_cache.shape[0] == 7 and batch.block_tables.shape[1] == 4
+    batch = replace(batch, block_tables=torch.cat([batch.block_tables, batch.block_tables[:, :1]], dim=1))
+    assert callable(change)
+    change(batch)
+    with pytest.raises(ops.ArgumentError, match=message):
+        batch.run()

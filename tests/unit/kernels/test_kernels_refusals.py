@@ -1,0 +1,98 @@
+"""Calls with wrong shapes, types or strides are refused with the same sentence by every implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernel_cases import PagedBatch, paged_batch
+from quire_kernels import ops
+
+
+def attention(**changes: Callable[[PagedBatch], Any]) -> Callable[[], object]:
+    def call() -> object:
+        batch = paged_batch([(1, 20), (4, 48)])
+        return replace(batch, **{name: change(batch) for name, change in changes.items()}).run()
+
+    return call
+
+
+def write(**changes: torch.Tensor) -> Callable[[], object]:
+    arguments = {
+        "key": torch.zeros(2, 3, 8),
+        "value": torch.zeros(2, 3, 8),
+        "key_cache": torch.zeros(4, 5, 3, 8),
+        "value_cache": torch.zeros(4, 5, 3, 8),
+        "slot_mapping": torch.zeros(2, dtype=torch.int64),
+    }
+    return lambda: ops.write_kv(**(arguments | changes))
+
+
+def rope(**changes: torch.Tensor) -> Callable[[], object]:
+    arguments = {
+        "query": torch.zeros(2, 9, 8),
+        "key": torch.zeros(2, 3, 8),
+        "positions": torch.zeros(2, dtype=torch.int64),
+        "cos": torch.zeros(16, 4),
+        "sin": torch.zeros(16, 4),
+    }
+    return lambda: ops.rope(**(arguments | changes))
+
+
+X, WEIGHT = torch.zeros(2, 8), torch.zeros(8)
+
+CALLS: list[tuple[Callable[[], object], str]] = [
+    (attention(query=lambda b: b.query[0]), "query must have 3 dimensions, got 2"),
+    (attention(query=lambda b: b.query.double()), "query (must be float32, bfloat16 or float16|has an element type)"),
+    (attention(query=lambda b: b.query.int()), "query must be float32, bfloat16 or float16, got int32"),
+    (attention(query=lambda b: b.query[:, :8]), "query has 8 heads, which is not a multiple of key_cache's 3"),
+    (attention(query=lambda b: b.query[:, :0]), "query has 0 heads"),
+    (attention(query=lambda b: b.query[..., ::2]), "key_cache has head size 64, but the first argument 32|stride 2"),
+    (
+        attention(query=lambda b: b.query.transpose(1, 2).contiguous().transpose(1, 2)),
+        "query .* contiguous .* stride 9",
+    ),
+    (attention(key_cache=lambda b: b.key_cache[0]), "key_cache must have 4 dimensions, got 3"),
+    (attention(key_cache=lambda b: b.key_cache[:, :0]), r"value_cache must have shape \[7, 0, 3, 64\]"),
+    (
+        attention(key_cache=lambda b: b.key_cache[:, :0], value_cache=lambda b: b.value_cache[:, :0]),
+        "key_cache has a block size of 0",
+    ),
+    (attention(value_cache=lambda b: b.value_cache[:-1]), r"value_cache must have shape \[7, 16, 3, 64\], got \[6, "),
+    (attention(value_cache=lambda b: b.value_cache.half()), "value_cache must be float32, got float16"),
+    (attention(block_tables=lambda b: b.block_tables.long()), "block_tables must be int32, got int64"),
+    (attention(query_start=lambda b: b.query_start[:-1]), r"query_start must have shape \[3\], got \[2\]"),
+    (attention(context_lens=lambda b: b.context_lens[:, None]), "context_lens must have 1 dimensions, got 2"),
+    (attention(context_lens=lambda b: b.context_lens.long()), "context_lens must be int32, got int64"),
+    (lambda: paged_batch([(1, 1)], head_size=513).run(), r"query has head size 513, outside 1\.\.512"),
+    (lambda: paged_batch([(1, 1)]).run(torch.zeros(2, 9, 64)), r"out must have shape \[1, 9, 64\], got \[2, 9, 64\]"),
+    (lambda: paged_batch([(1, 1)]).run(torch.zeros(1, 9, 64).half()), "out must be float32, got float16"),
+    (write(value=torch.zeros(2, 3, 9)), r"value must have shape \[2, 3, 8\], got \[2, 3, 9\]"),
+    (write(value=torch.zeros(2, 3, 8).half()), "value must be float32, got float16"),
+    (write(key_cache=torch.zeros(4, 5, 2, 8), value_cache=torch.zeros(4, 5, 2, 8)), "key has 3 heads, but key_cache 2"),
+    (write(slot_mapping=torch.zeros(2, dtype=torch.int32)), "slot_mapping must be int64, got int32"),
+    (write(slot_mapping=torch.zeros(3, dtype=torch.int64)), r"slot_mapping must have shape \[2\], got \[3\]"),
+    (rope(key=torch.zeros(3, 3, 8)), r"key must have shape \[2, 3, 8\], got \[3, 3, 8\]"),
+    (rope(cos=torch.zeros(16, 5), sin=torch.zeros(16, 5)), "cos has 5 columns, more than half of the head size 8"),
+    (rope(sin=torch.zeros(15, 4)), r"sin must have shape \[16, 4\], got \[15, 4\]"),
+    (rope(cos=torch.zeros(16, 4).half()), "cos must be float32, got float16"),
+    (rope(positions=torch.zeros(2, dtype=torch.int32)), "positions must be int64, got int32"),
+    (lambda: ops.rms_norm(X, WEIGHT[1:], 1e-5), r"weight must have shape \[8\], got \[7\]"),
+    (lambda: ops.rms_norm(X, WEIGHT.half(), 1e-5), "weight must be float32, got float16"),
+    (lambda: ops.rms_norm(X[0], WEIGHT, 1e-5), "x must have 2 dimensions, got 1"),
+    (lambda: ops.rms_norm(X, WEIGHT, 1e-5, out=X[:1]), r"out must have shape \[2, 8\], got \[1, 8\]"),
+    (lambda: ops.fused_add_rms_norm(X, X.half(), WEIGHT, 1e-5), "residual must be float32, got float16"),
+    (lambda: ops.silu_mul(X[:, 1:]), r"gate_up must have an even number of columns .*, got 7"),
+    (lambda: ops.silu_mul(X, out=X), r"out must have shape \[2, 4\], got \[2, 8\]"),
+    (lambda: ops.set_num_threads(0), "num_threads must be between 1 and 1024, got 0"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS)
+def test_refused(implementation: str, call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ops.ArgumentError, match=message):
+        call()
