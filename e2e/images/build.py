@@ -7,8 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from cluster.errors import HarnessError
 from cluster.progress import Progress
 from images import base as debian
 from images.contents import read
+from images.context import snapshot
 from images.engines import Buildah, BuildRequest, Engine, choose
 from images.host import HostSettings, host_pip, read_host
 from images.identity import content_tag
@@ -45,30 +45,23 @@ class Wanted:
     fresh: bool = False
 
 
-def build(names: Sequence[str], wanted: Wanted, progress: Progress, layout: Layout | None = None) -> list[Built]:
+def build(names: Sequence[str], wanted: Wanted, progress: Progress) -> list[Built]:
     """Build the named images unless their archives exist, in the order given."""
-    place = layout or Layout.of_user()
-    place.records.mkdir(parents=True, exist_ok=True)
-    engine = choose(place, wanted.engine, lambda: _install(progress))
-    base_ref, base_identity = _choose_base(engine, wanted, progress)
-    pip = host_pip()
-    wheels_identity = parse_find_links(pip.get("find-links", "")).identity
-    tags = {
-        name: content_tag(dockerfile(name), base_identity=base_identity, wheels_identity=wheels_identity)
-        for name in names
-    }
-    if not wanted.fresh and all(_exists(place, name, tag) for name, tag in tags.items()):
-        return [_reuse(place, name, tag, progress) for name, tag in tags.items()]
-    with exclusive(place.lock, progress, "the image builds"):
-        _clear(place, engine)
+    layout = Layout.of_user()
+    layout.records.mkdir(parents=True, exist_ok=True)
+    engine = choose(layout, wanted.engine, lambda: _install(progress))
+    builder = Builder(layout, engine, *_choose_base(engine, wanted, progress), host_pip(), wanted.fresh, progress)
+    known = [builder.reuse(name, dockerfile(name)) for name in names]
+    if all(known):
+        return [image for image in known if image]
+    with exclusive(layout.lock, progress, "the image builds"):
         try:
-            built = [
-                _build_one(place, engine, name, tag, base_ref, pip, wanted, progress) for name, tag in tags.items()
-            ]
-            prune(place, engine)
+            builder.clear()
+            built = [builder.build(name) for name in names]
+            prune(layout, engine)
             return built
         finally:
-            shutil.rmtree(place.scratch, ignore_errors=True)
+            shutil.rmtree(layout.scratch, ignore_errors=True)
 
 
 def dockerfile(name: str) -> Path:
@@ -121,64 +114,81 @@ def _choose_base(engine: Engine, wanted: Wanted, progress: Progress) -> tuple[st
     return debian.reference(), debian.identity()
 
 
-def _exists(layout: Layout, name: str, tag: str) -> bool:
-    return layout.archive(name, tag).is_file()
+@dataclass(frozen=True)
+class Builder:
+    """What all builds of one run share."""
 
+    layout: Layout
+    engine: Engine
+    base_ref: str
+    base_identity: str
+    pip: Mapping[str, str]
+    fresh: bool
+    progress: Progress
 
-def _reuse(layout: Layout, name: str, tag: str, progress: Progress) -> Built:
-    archive = layout.archive(name, tag)
-    os.utime(archive)  # used now: `prune` goes by this
-    progress.say(f"{short_ref(name, tag)} is built already")
-    return Built(name, short_ref(name, tag), archive, built_now=False)
+    def tag(self, recipe: Path) -> str:
+        """The tag that the tree around this Dockerfile has now."""
+        wheels = parse_find_links(self.pip.get("find-links", "")).identity
+        return content_tag(recipe, base_identity=self.base_identity, wheels_identity=wheels)
 
+    def reuse(self, name: str, recipe: Path) -> Built | None:
+        """The image that is there already for this content, if it may be used."""
+        tag = self.tag(recipe)
+        archive = self.layout.archive(name, tag)
+        if self.fresh or not archive.is_file():
+            return None
+        os.utime(archive)  # used now: `prune` goes by this
+        self.progress.say(f"{short_ref(name, tag)} is built already")
+        return Built(name, short_ref(name, tag), archive, built_now=False)
 
-def _clear(layout: Layout, engine: Engine) -> None:
-    """Remove what a killed build left. The lock is ours."""
-    if isinstance(engine, Buildah):
-        engine.sweep()
-    shutil.rmtree(layout.scratch, ignore_errors=True)
-    layout.scratch.mkdir(parents=True)
+    def clear(self) -> None:
+        """Remove what a killed build left. The lock is ours."""
+        if isinstance(self.engine, Buildah):
+            self.engine.sweep()
+        shutil.rmtree(self.layout.scratch, ignore_errors=True)
+        self.layout.scratch.mkdir(parents=True)
 
+    def build(self, name: str) -> Built:
+        """Build from a copy of the tree, so that the tag is that of the content whatever is edited meanwhile."""
+        with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=self.layout.scratch) as folder:
+            recipe = snapshot(dockerfile(name), Path(folder) / "context")
+            # another process may have built it while this one waited for the lock
+            return self.reuse(name, recipe) or self._build(name, recipe, Path(folder))
 
-def _build_one(
-    layout: Layout,
-    engine: Engine,
-    name: str,
-    tag: str,
-    base_ref: str,
-    pip: Mapping[str, str],
-    wanted: Wanted,
-    progress: Progress,
-) -> Built:
-    if _exists(layout, name, tag) and not wanted.fresh:  # another process built it while this one waited
-        return _reuse(layout, name, tag, progress)
-    sources = None
-    if base_ref == debian.reference():
-        made = debian.ensure_base(layout, pip, progress)
-        sources = made.sources
-        if engine.image_id(base_ref) is None:
-            engine.load_base(made.tarball, base_ref, progress)
-    host = read_host(pip, sources)
-    with _inputs(layout, host) as (secrets, wheels):
-        ref = full_ref(name, tag)
-        arguments = {
-            "BASE": base_ref,
-            "WHEELS_ID": host.find_links.identity,
-            "VERSION": version(),
-            "REVISION": revision(),
-        }
+    def _build(self, name: str, recipe: Path, folder: Path) -> Built:
+        tag = self.tag(recipe)
+        host = read_host(self.pip, self._ensure_base())
         request = BuildRequest(
-            name, dockerfile(name), ref, arguments, secrets, wheels, wanted.fresh, layout.log(f"build-{name}")
+            dockerfile=recipe,
+            ref=full_ref(name, tag),
+            arguments={
+                "BASE": self.base_ref,
+                "WHEELS_ID": host.find_links.identity,
+                "VERSION": version(),
+                "REVISION": revision(),
+            },
+            secrets=_write_secrets(host, folder / "secrets"),
+            wheels=stage(host.find_links, folder / "wheels") if host.find_links.files else None,
+            fresh=self.fresh,
+            log=self.layout.log(f"build-{name}"),
         )
-        log = engine.build(request, progress)
-    unfinished = layout.scratch / f"{name}-{tag}.tar"
-    engine.export(ref, unfinished, progress, layout.log(f"export-{name}"))
-    layout.record(name, tag).write_text(json.dumps({"layers": layers_in(log)}) + "\n")
-    archive = layout.archive(name, tag)
-    unfinished.rename(archive)
-    size = read(archive).unpacked_bytes
-    progress.say(f"{short_ref(name, tag)}: {size / 1e6:.0f} MB unpacked")
-    return Built(name, short_ref(name, tag), archive, built_now=True)
+        log = self.engine.build(request, self.progress)
+        unfinished = folder / "archive.tar"
+        self.engine.export(request.ref, unfinished, self.progress, self.layout.log(f"export-{name}"))
+        self.layout.record(name, tag).write_text(json.dumps({"layers": layers_in(log)}) + "\n")
+        archive = self.layout.archive(name, tag)
+        unfinished.rename(archive)
+        self.progress.say(f"{short_ref(name, tag)}: {read(archive).unpacked_bytes / 1e6:.0f} MB unpacked")
+        return Built(name, short_ref(name, tag), archive, built_now=True)
+
+    def _ensure_base(self) -> str | None:
+        """Have the base in the engine's store; the lines for apt where it has none of its own."""
+        if self.base_ref != debian.reference():
+            return None
+        made = debian.ensure_base(self.layout, self.pip, self.progress)
+        if self.engine.image_id(self.base_ref) is None:
+            self.engine.load_base(made.tarball, self.base_ref, self.progress)
+        return made.sources
 
 
 def layers_in(log: str) -> list[str]:
@@ -186,18 +196,11 @@ def layers_in(log: str) -> list[str]:
     return list(dict.fromkeys(re.findall(r"^--> (?:Using cache )?([0-9a-f]{11,64})$", log, re.MULTILINE)))
 
 
-@contextmanager
-def _inputs(layout: Layout, host: HostSettings) -> Iterator[tuple[dict[str, Path], Path | None]]:
-    """Secrets as files that only this user reads, gone afterwards; and the folder of wheels, if there are any."""
-    with tempfile.TemporaryDirectory(prefix="inputs-", dir=layout.scratch) as folder:
-        secrets = {}
-        for name, content in host.secrets.items():
-            path = Path(folder) / name
-            path.touch(mode=0o600)
-            path.write_bytes(content)
-            secrets[name] = path
-        wheels = None
-        if host.find_links.files:
-            wheels = Path(folder) / "wheels"
-            stage(host.find_links, wheels)
-        yield secrets, wheels
+def _write_secrets(host: HostSettings, folder: Path) -> dict[str, Path]:
+    """One file per secret, for this user's eyes only."""
+    folder.mkdir(mode=0o700)
+    paths = {name: folder / name for name in host.secrets}
+    for name, path in paths.items():
+        path.touch(mode=0o600)
+        path.write_bytes(host.secrets[name])
+    return paths

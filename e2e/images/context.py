@@ -7,6 +7,7 @@ cannot disagree. Forbidden here: lists of folders that repeat what a Dockerfile 
 import os
 import re
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -84,8 +85,7 @@ def _instructions(dockerfile: str) -> list[str]:
 def input_files(dockerfile: Path) -> tuple[Path, ...]:
     """Every file that a build from `dockerfile` can see, sorted. Raises UsageError where a COPY names nothing."""
     context = dockerfile.parent
-    ignore = context / ".dockerignore"
-    rules = parse_ignore(ignore.read_text()) if ignore.exists() else ()
+    rules = parse_ignore((context / ".dockerignore").read_text())
     found: set[Path] = set()
     for source in copied_sources(dockerfile.read_text()):
         start = context / source
@@ -96,6 +96,17 @@ def input_files(dockerfile: Path) -> tuple[Path, ...]:
         candidates = [start] if start.is_file() else _walk(start, context, rules)
         found.update(path for path in candidates if not ignored(path.relative_to(context).as_posix(), rules))
     return tuple(sorted(found))
+
+
+def snapshot(dockerfile: Path, folder: Path) -> Path:
+    """Copy what a build can see into the new folder and return the Dockerfile there: the tree may be edited meanwhile."""
+    context = dockerfile.parent
+    for path in (dockerfile, *input_files(dockerfile)):
+        target = folder / path.relative_to(context)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    shutil.copy2(context / ".dockerignore", folder / ".dockerignore")
+    return folder / dockerfile.name
 
 
 def _walk(folder: Path, context: Path, rules: tuple[IgnoreRule, ...]) -> list[Path]:

@@ -29,7 +29,6 @@ EXPORT_DEADLINE_S = 600.0
 class BuildRequest:
     """One build. `secrets` maps ids to files; `wheels` is the folder that replaces the stage of that name, if any."""
 
-    name: str
     dockerfile: Path
     ref: str
     arguments: Mapping[str, str]

@@ -55,8 +55,8 @@ def parse_find_links(value: str) -> FindLinks:
     return FindLinks(tuple(files[name] for name in sorted(files)), tuple(urls))
 
 
-def stage(find_links: FindLinks, folder: Path) -> None:
-    """Fill the new folder with the files."""
+def stage(find_links: FindLinks, folder: Path) -> Path:
+    """Fill the new folder with the files and return it."""
     folder.mkdir(parents=True)
     for path in find_links.files:
         target = folder / path.name
@@ -64,6 +64,7 @@ def stage(find_links: FindLinks, folder: Path) -> None:
             os.link(path.resolve(), target)
         except OSError:  # another file system, or one without hard links
             shutil.copyfile(path, target)
+    return folder
 
 
 def _fingerprint(path: Path) -> str:

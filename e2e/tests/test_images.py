@@ -190,7 +190,7 @@ def test_secrets_of_a_build_are_seen_by_it_and_stay_in_no_layer(tmp_path: Path) 
     ref = "localhost/quire/canary:1"
     layout.scratch.mkdir(parents=True, exist_ok=True)
     request = BuildRequest(
-        "canary", context / "Dockerfile", ref, {"BASE": reference}, secrets, tmp_path / "wheels", True, tmp_path / "log"
+        context / "Dockerfile", ref, {"BASE": reference}, secrets, tmp_path / "wheels", True, tmp_path / "log"
     )
     archive = tmp_path / "canary.tar"
     engine.build(request, Progress())

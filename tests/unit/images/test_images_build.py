@@ -134,3 +134,20 @@ def test_layers_of_buildahs_log() -> None:
     full = "0c085394e10e09cbd1d173b78e86f1a15322452bd6c9144759800f071602cc8a"
     log = f"[2/4] STEP 2/2: RUN x\n--> Using cache {full}\n--> {full[:11]}\n--> 88a5bd68611\n--> not one\n"
     assert layers_in(log) == [full, full[:11], "88a5bd68611"]
+
+
+def test_an_edit_during_the_build_does_not_end_under_the_old_tag(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = fake / "tree"
+    (tree / "operator").mkdir(parents=True)
+    (tree / "Dockerfile.operator").write_text("FROM x\nCOPY operator/ /src/\n")
+    (tree / ".dockerignore").write_text("*\n!operator\n")
+    (tree / "operator" / "a.py").write_text("a = 1\n")
+    monkeypatch.setattr(module, "dockerfile", lambda name: tree / f"Dockerfile.{name}")
+    seen = fake / "seen"
+    program = fake / "bin" / "docker"
+    edit = f"echo 'a = 2' > {tree}/operator/a.py; for last in \"$@\"; do :; done; cat $last/operator/a.py >> {seen}"
+    program.write_text(program.read_text().replace("[ -e", f"{edit}\n    [ -e"))
+    (first,) = go("operator")
+    (second,) = go("operator")
+    assert seen.read_text() == "a = 1\na = 2\n"
+    assert first.ref != second.ref

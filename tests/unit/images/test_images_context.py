@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import UsageError
-from images.context import copied_sources, ignored, input_files, parse_ignore
+from images.context import copied_sources, ignored, input_files, parse_ignore, snapshot
 from images.layout import REPOSITORY
 
 PATHS = st.lists(st.sampled_from(["runtime", "a", "b.py", "__pycache__", "x.so"]), min_size=1, max_size=4).map("/".join)
@@ -74,6 +74,7 @@ RUN echo COPY neither this
 
 def test_a_copy_of_nothing_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM x\nCOPY gone/ /\n")
+    (tmp_path / ".dockerignore").write_text("*\n!gone\n")
     with pytest.raises(UsageError, match=r"Dockerfile copies gone, which is not in .*; add it or mend the COPY line"):
         input_files(tmp_path / "Dockerfile")
 
@@ -86,3 +87,12 @@ def test_each_image_takes_in_its_own_distributions_only() -> None:
     assert {path.split("/")[0] for path in runtime} == {"runtime", "kernels"}
     assert {path.split("/")[0] for path in operator} == {"operator"}
     assert not [path for path in runtime | operator if path.endswith((".pyc", ".so"))]
+
+
+def test_a_snapshot_is_what_a_build_can_see_and_nothing_else(tmp_path: Path) -> None:
+    copy = snapshot(REPOSITORY / "Dockerfile.operator", tmp_path / "copy")
+    assert copy == tmp_path / "copy" / "Dockerfile.operator"
+    files = {path.relative_to(tmp_path / "copy") for path in (tmp_path / "copy").rglob("*") if path.is_file()}
+    taken = {path.relative_to(REPOSITORY) for path in input_files(REPOSITORY / "Dockerfile.operator")}
+    assert files == {*taken, Path("Dockerfile.operator"), Path(".dockerignore")}
+    assert {path.relative_to(tmp_path / "copy") for path in input_files(copy)} == taken

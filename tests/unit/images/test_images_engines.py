@@ -75,7 +75,6 @@ def test_buildah_counts_for_root_only(programs: Path, tmp_path: Path, monkeypatc
 
 def request(tmp_path: Path, **changes: object) -> BuildRequest:
     values: dict[str, object] = {
-        "name": "runtime",
         "dockerfile": tmp_path / "Dockerfile.runtime",
         "ref": "docker.io/quire/runtime:dev-1",
         "arguments": {"BASE": "b"},
