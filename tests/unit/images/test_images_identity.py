@@ -35,8 +35,8 @@ def tag(repository: Path, *, base: str = "base", wheels: str = "none") -> str:
     return content_tag(repository / "Dockerfile.thing", base_identity=base, wheels_identity=wheels)
 
 
-def edit(name: str, content: str) -> Callable[[Path], None]:
-    return lambda root: (root / name).write_text(content) and None
+def edit(name: str, content: str) -> Callable[[Path], object]:
+    return lambda root: (root / name).write_text(content)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def edit(name: str, content: str) -> Callable[[Path], None]:
         lambda root: (root / "thing/run.sh").chmod(0o755),
     ],
 )
-def test_a_change_of_an_input_changes_the_tag(repository: Path, change: Callable[[Path], None]) -> None:
+def test_a_change_of_an_input_changes_the_tag(repository: Path, change: Callable[[Path], object]) -> None:
     before = tag(repository)
     change(repository)
     assert tag(repository) != before
@@ -68,7 +68,7 @@ def test_a_change_of_an_input_changes_the_tag(repository: Path, change: Callable
         lambda root: (root / "thing/pkg/a.py").chmod(0o600),
     ],
 )
-def test_what_does_not_go_in_leaves_the_tag(repository: Path, change: Callable[[Path], None]) -> None:
+def test_what_does_not_go_in_leaves_the_tag(repository: Path, change: Callable[[Path], object]) -> None:
     before = tag(repository)
     change(repository)
     assert tag(repository) == before
