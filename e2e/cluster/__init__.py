@@ -3,12 +3,13 @@
 Layers, top to bottom; a module imports only from its own line or below:
 
     __main__                                  command line
-    handle, status                            what tests and people use
+    handle                                    what tests and people use
     providers: existing, kind, local          who makes the cluster
-    machine, daemons, network, store, gpu     the world's edge of the local provider
-    plan: commands, configs, certs, archive   pure: what to run and what to write
-    api, processes, cgroups, tools, prerequisites, pause
-    layout, state, wait, progress, errors     leaves
+    local_status, leaks, store                the local provider's parts
+    machine, network, gpu                     the world's edge of the local provider
+    plan, configs, certs, archive, status     pure: what to run, write and show
+    client, api, cgroups, programs, tools, prerequisites, pause, state
+    processes, caches, wait, run, layout, progress, errors
 
 Everything of one cluster is below `layout.Layout.base`; there is one cluster per machine, whatever clone started it.
 """

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import prerequisites, tools
+from cluster.client import shell_exports
 from cluster.errors import HarnessError
-from cluster.handle import shell_exports
 from cluster.plan import ClusterConfig
 from cluster.progress import Progress
 from cluster.providers import choose
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     down.add_argument("--purge", action="store_true", help="also delete stored images and logs")
     load = commands.add_parser("load", help="load image archives (docker-archive or oci-archive) into every node")
     load.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
-    commands.add_parser("status", help="show nodes, daemons, memory and images; exit status 1 when no cluster runs")
+    commands.add_parser("status", help="show nodes, daemons, memory and images; exit status 1 when it is not healthy")
     commands.add_parser("env", help='print export lines: eval "$(python -m cluster env)"')
     commands.add_parser("prerequisites", help="install missing Debian or Ubuntu packages")
     commands.add_parser("tools", help="build kubectl, helm and the cluster's programs; print their paths")
@@ -41,17 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 1 with one clear message on stderr."""
     arguments = parser().parse_args(argv)
     try:
-        _dispatch(arguments, Progress())
+        return _dispatch(arguments, Progress())
     except HarnessError as error:
         print(f"cluster: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("cluster: interrupted", file=sys.stderr)
         return 130
-    return 0
 
 
-def _dispatch(arguments: argparse.Namespace, progress: Progress) -> None:
+def _dispatch(arguments: argparse.Namespace, progress: Progress) -> int:
     match arguments.command:
         case "up":
             provider = choose(progress)
@@ -62,7 +61,9 @@ def _dispatch(arguments: argparse.Namespace, progress: Progress) -> None:
         case "load":
             choose(progress).load(arguments.archives)
         case "status":
-            print(choose(progress).status())
+            report = choose(progress).status()
+            print(report.text)
+            return 0 if report.healthy else 1
         case "env":
             print(shell_exports(choose(progress).connect()))
         case "prerequisites":
@@ -71,6 +72,7 @@ def _dispatch(arguments: argparse.Namespace, progress: Progress) -> None:
         case "tools":
             for name, path in sorted(tools.ensure(progress).items()):
                 print(f"{name}\t{path}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from cluster import clients
+from cluster import programs
+from cluster.client import Cluster
 from cluster.errors import CommandError, StateError, UsageError
-from cluster.handle import Cluster
 from cluster.plan import ClusterConfig
 from cluster.progress import Progress
+from cluster.status import Report
 
 
 class ExistingProvider:
@@ -37,7 +38,7 @@ class ExistingProvider:
             )
 
     def connect(self) -> Cluster:
-        kubectl, helm = clients.ensure(self._progress)
+        kubectl, helm = programs.ensure(self._progress)
         cluster = Cluster(self.name, self._kubeconfig, kubectl, helm, direct=False)
         try:
             cluster.kubectl("get", "--raw", "/readyz", deadline_s=30)
@@ -45,5 +46,5 @@ class ExistingProvider:
             raise StateError(f"the cluster of KUBECONFIG={self._kubeconfig} does not answer: {error}") from error
         return cluster
 
-    def status(self) -> str:
-        return self.connect().kubectl("get", "nodes", "-o", "wide")
+    def status(self) -> Report:
+        return Report(self.connect().kubectl("get", "nodes", "-o", "wide").rstrip(), healthy=True)

@@ -5,13 +5,14 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from cluster import archive, clients
+from cluster import archive, programs
 from cluster.caches import cache_root, exclusive
+from cluster.client import Cluster
 from cluster.errors import HarnessError, StateError, UsageError
-from cluster.handle import Cluster
 from cluster.plan import ClusterConfig
 from cluster.progress import Progress
 from cluster.run import run
+from cluster.status import Report
 
 CLUSTER = "quire"
 ENGINES = ("docker", "podman")
@@ -108,8 +109,8 @@ class KindProvider:
     def connect(self) -> Cluster:
         if not self._exists():
             raise StateError("no kind cluster runs; start one with `python -m cluster up`")
-        kubectl, helm = clients.ensure(self._progress)
+        kubectl, helm = programs.ensure(self._progress)
         return Cluster(self.name, self._kubeconfig, kubectl, helm, direct=False)
 
-    def status(self) -> str:
-        return self.connect().kubectl("get", "nodes", "-o", "wide")
+    def status(self) -> Report:
+        return Report(self.connect().kubectl("get", "nodes", "-o", "wide").rstrip(), healthy=True)

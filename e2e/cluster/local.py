@@ -27,19 +27,19 @@ from cluster import (
     tools,
     wait,
 )
-from cluster.api import ApiClient, is_ready
+from cluster.api import ApiClient
 from cluster.archive import Archive
 from cluster.caches import exclusive
+from cluster.client import Cluster
 from cluster.errors import HarnessError, PrerequisiteError, StateError
-from cluster.handle import Cluster
 from cluster.layout import Layout, Machine
-from cluster.plan import GPU_RESOURCE, ClusterConfig, Host, Plan, render
+from cluster.local_status import collect
+from cluster.plan import ClusterConfig, Host, Plan, render
 from cluster.processes import Process
 from cluster.progress import Progress
 from cluster.run import run
 from cluster.state import ClusterState, MachineState, Phase, Verdict
-from cluster.status import ImageStatus, MachineStatus, duration
-from cluster.status import render as render_status
+from cluster.status import Report
 
 READY_DEADLINE_S = 120.0
 """For the API server, and then for the nodes: they take 5 s on a quiet machine, 15 s on a busy one."""
@@ -316,43 +316,12 @@ class LocalProvider:
         programs = {name: Path(path) for name, path in record.programs.items()}
         return Cluster(self.name, self._layout.kubeconfig, programs["kubectl"], programs["helm"], direct=True)
 
-    def status(self) -> str:
-        """Nodes, daemons, memory and images."""
-        layout, record = self._layout, self._running()
-        client = ApiClient(layout.network.address(0), layout.pki)
-        nodes = {node["metadata"]["name"]: node for node in (client.get("/api/v1/nodes") or {"items": []})["items"]}
-        pods = [pod["spec"].get("nodeName") for pod in (client.get("/api/v1/pods") or {"items": []})["items"]]
-        rows = []
-        for index, (name, entry) in enumerate(record.machines.items()):
-            node, runs = nodes.get(name), processes.alive(entry.init)
-            offered = node["status"]["allocatable"] if node else {}
-            row = MachineStatus(
-                name,
-                layout.network.address(index),
-                "DEAD" if not runs else "up" if node is None else "Ready" if is_ready(node) else "NotReady",
-                cgroups.memory_bytes(layout.cgroup, name),
-                None if node is None else pods.count(name),
-                " ".join(_offer(key, offered[key]) for key in ("cpu", "memory", GPU_RESOURCE) if key in offered) or "-",
-                [(daemon, processes.alive(process)) for daemon, process in entry.daemons.items()],
-            )
-            rows.append(row)
-        seed, on = (
-            store.read_seed(layout),
-            {name: store.Ctr(layout.containerd_socket(name)).images() for name in nodes if name in record.machines},
-        )
-        blobs = layout.seed / "store" / store.BLOBS
-        pictures = [
-            ImageStatus(
-                ref,
-                sum((blobs / blob).stat().st_size for blob in image.blobs),
-                [name for name, images in on.items() if images.get(ref) == image.digest],
-            )
-            for ref, image in sorted(seed.images.items())
-        ]
-        heading = (
-            f"local cluster in {layout.base}, up for {duration(time.time() - record.started)}; logs in {layout.logs}"
-        )
-        return render_status(heading, rows, pictures)
+    def status(self) -> Report:
+        """Nodes, daemons, memory and images; also of a broken cluster."""
+        record = state.load(self._layout.state)
+        if record is None:
+            raise StateError("no cluster runs; start one with `python -m cluster up`")
+        return collect(self._layout, record)
 
     # --- faults and repair, for tests --------------------------------------------------------------------------------
 
@@ -385,12 +354,6 @@ class LocalProvider:
         if record is None or record.phase is not Phase.READY:
             raise StateError("no cluster runs; start one with `python -m cluster up`")
         return record
-
-
-def _offer(resource: str, quantity: str) -> str:
-    if resource == "memory":
-        return f"{int(quantity.removesuffix('Ki')) / (1 << 20):.1f}Gi" if quantity.endswith("Ki") else quantity
-    return f"{quantity} cpu" if resource == "cpu" else f"{quantity} {resource}"
 
 
 def _load_kernel_modules() -> None:

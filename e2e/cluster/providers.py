@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from cluster.client import Cluster
 from cluster.errors import UsageError
 from cluster.existing import ExistingProvider
-from cluster.handle import Cluster
 from cluster.kind import KindProvider, engine, kind_kubeconfig
 from cluster.layout import Layout
 from cluster.local import LocalProvider
 from cluster.plan import ClusterConfig
 from cluster.progress import Progress
+from cluster.status import Report
 
 NAMES = ("existing", "kind", "local")
 
@@ -41,8 +42,8 @@ class Provider(Protocol):
     def connect(self) -> Cluster:
         """The running cluster. Raises StateError when none runs."""
 
-    def status(self) -> str:
-        """A table for people. Raises StateError when none runs."""
+    def status(self) -> Report:
+        """A table for people. Raises StateError when there is no cluster at all."""
 
 
 def decide(environment: Mapping[str, str], own_kubeconfigs: Iterable[Path], has_kind: bool, has_engine: bool) -> str:

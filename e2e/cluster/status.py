@@ -1,7 +1,16 @@
-"""The local cluster as a table for people. Rendering is pure; `LocalProvider.status` collects."""
+"""A cluster as a table for people. Pure; `local_status` collects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of `python -m cluster status`."""
+
+    text: str
+    healthy: bool
+    """Decides the exit status."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def render(heading: str, machines: Sequence[MachineStatus], images: Sequence[ImageStatus]) -> str:
-    """The whole answer of `python -m cluster status`."""
+    """The text of the answer."""
     rows = [["MACHINE", "ADDRESS", "STATUS", "MEMORY", "PODS", "ALLOCATABLE", "DAEMONS"]]
     for machine in machines:
         daemons = " ".join(name if runs else f"{name}(DEAD)" for name, runs in machine.daemons)

@@ -15,7 +15,7 @@ import pytest
 
 from cluster import leaks, network, processes, providers, state, wait
 from cluster.cgroups import MOUNTINFO, hierarchies
-from cluster.handle import Cluster
+from cluster.client import Cluster
 from cluster.layout import Layout
 from cluster.local import LocalProvider
 from cluster.plan import ClusterConfig
@@ -96,7 +96,8 @@ def test_a_node_that_lost_its_first_process_is_gone_whole_and_up_repairs_it(prov
     node = record.machines["node-1"]
     processes.end(node.init)
     assert [name for name, process in node.daemons.items() if processes.alive(process)] == []
-    assert "node-1" in provider.status()
+    report = provider.status()
+    assert not report.healthy and "node-1 is DEAD" in report.text
     provider.up(ONE_NODE)
     run_pod(provider.connect())
 

@@ -12,7 +12,7 @@ import pytest
 
 from cluster import (
     cgroups,
-    handle,
+    client,
     kind,
     leaks,
     machine_init,
@@ -216,18 +216,18 @@ def test_a_watch_is_decoded_across_cut_objects_and_characters() -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        events = list(handle._parse_events(read_end, time.monotonic() + 30))
+        events = list(client._parse_events(read_end, time.monotonic() + 30))
     finally:
         writer.join()
         os.close(read_end)
-    assert events == [handle.Event("ADDED", {"a": "ä"}), handle.Event("DELETED", {})]
+    assert events == [client.Event("ADDED", {"a": "ä"}), client.Event("DELETED", {})]
 
 
 def test_shell_exports_put_the_tools_first_and_keep_proxies_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setenv("NO_PROXY", "localhost")
-    cluster = handle.Cluster("local", Path("/k/admin.conf"), Path("/t o/kubectl"), Path("/h/helm"), direct=True)
-    assert handle.shell_exports(cluster).splitlines() == [
+    cluster = client.Cluster("local", Path("/k/admin.conf"), Path("/t o/kubectl"), Path("/h/helm"), direct=True)
+    assert client.shell_exports(cluster).splitlines() == [
         "export KUBECONFIG=/k/admin.conf",
         "export NO_PROXY=localhost,198.18.0.0/15",
         "export PATH='/t o:/h':\"$PATH\"",

@@ -1,0 +1,200 @@
+"""A running cluster as data and calls: its kubeconfig, kubectl and helm, and waits that have a deadline and name what they await.
+
+Starts and ends nothing. `providers` make these; tests get theirs from `handle.current`.
+"""
+
+import json
+import os
+import re
+import selectors
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import CommandError, DeadlineError
+from cluster.run import run
+
+INTERNAL_RANGE = "198.18.0.0/15"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a watch."""
+
+    type: str
+    """ADDED, MODIFIED or DELETED; the objects that exist at the start come as ADDED."""
+    object: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that runs. Safe to share between threads."""
+
+    provider: str
+    kubeconfig: Path
+    kubectl_program: Path
+    helm_program: Path
+    direct: bool
+    """Whether this host reaches pod and Service addresses without a tunnel."""
+
+    @cached_property
+    def environment(self) -> Mapping[str, str]:
+        """Environment for programs that talk to this cluster; proxies are told to stay out of the way."""
+        return {**os.environ, **exports(self)}
+
+    def kubectl(self, *arguments: str, input_text: str | None = None, deadline_s: float = 60.0) -> str:
+        """kubectl's standard output. Raises CommandError with what it said."""
+        return run(
+            [self.kubectl_program, *arguments], input_text=input_text, deadline_s=deadline_s, env=self.environment
+        )
+
+    def kubectl_json(self, *arguments: str, deadline_s: float = 60.0) -> dict[str, Any]:
+        """The parsed answer of a kubectl command that takes `-o json`."""
+        document: dict[str, Any] = json.loads(self.kubectl(*arguments, "-o", "json", deadline_s=deadline_s))
+        return document
+
+    def helm(self, *arguments: str, deadline_s: float = 300.0) -> str:
+        """helm's standard output."""
+        return run([self.helm_program, *arguments], deadline_s=deadline_s, env=self.environment)
+
+    def apply(self, *documents: dict[str, Any], namespace: str | None = None) -> str:
+        """`kubectl apply` objects given as data."""
+        bundle = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        return self.kubectl("apply", *_namespace(namespace), "-f", "-", input_text=json.dumps(bundle))
+
+    def wait(self, resource: str, condition: str, *, namespace: str | None = None, deadline_s: float) -> None:
+        """`kubectl wait --for`: `condition=Ready`, `delete`, `jsonpath={.status.phase}=Running`. Raises DeadlineError with the object's status."""
+        command = ("wait", resource, f"--for={condition}", f"--timeout={deadline_s:.0f}s", *_namespace(namespace))
+        try:
+            self.kubectl(*command, deadline_s=deadline_s + 10)
+        except CommandError as error:
+            raise DeadlineError(
+                f"{resource} did not reach {condition} within {deadline_s:.0f} s: {error}{self._describe(resource, namespace)}"
+            ) from error
+
+    def _describe(self, resource: str, namespace: str | None) -> str:
+        try:
+            status = self.kubectl_json("get", resource, *_namespace(namespace)).get("status")
+        except CommandError as error:
+            return f"\nand its status cannot be read: {error}"
+        return f"\nits status: {json.dumps(status, indent=1)}"
+
+    def watch(
+        self,
+        what: str,
+        *arguments: str,
+        until: Callable[[Event], bool],
+        deadline_s: float,
+    ) -> dict[str, Any]:
+        """Watch `kubectl get ARGUMENTS` until an event satisfies `until`; returns that event's object.
+
+        `what` names the wait for the error. Nothing is polled; a watch that the server closes is opened again.
+        """
+        end = time.monotonic() + deadline_s
+        last: Event | None = None
+        while time.monotonic() < end:
+            for event in self._events(arguments, end):
+                last = event
+                if until(event):
+                    return event.object
+        seen = f"last seen: {last.type} {json.dumps(last.object.get('status'))}" if last else "nothing was ever seen"
+        raise DeadlineError(
+            f"{what} did not happen within {deadline_s:.0f} s (kubectl get {' '.join(arguments)}); {seen}"
+        )
+
+    def _events(self, arguments: tuple[str, ...], end: float) -> Iterator[Event]:
+        command = [str(self.kubectl_program), "get", *arguments, "--watch", "--output-watch-events", "-o", "json"]
+        with subprocess.Popen(
+            command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None and process.stderr is not None
+            try:
+                yield from _parse_events(process.stdout.fileno(), end)
+                if time.monotonic() < end and process.wait(5) != 0:
+                    raise CommandError(
+                        f"`{' '.join(command)}` failed: {process.stderr.read().decode(errors='replace').strip()}"
+                    )
+            finally:
+                process.kill()
+
+    @contextmanager
+    def reach(self, namespace: str, service: str, port: int, scheme: str = "http") -> Iterator[str]:
+        """Base URL of a Service for this host: its own address where that can be reached, else a tunnel that lasts for the block."""
+        if self.direct:
+            address = self.kubectl_json("get", "service", service, "-n", namespace)["spec"]["clusterIP"]
+            yield f"{scheme}://{address}:{port}"
+            return
+        command = [str(self.kubectl_program), "port-forward", "-n", namespace, f"service/{service}", f":{port}"]
+        with subprocess.Popen(
+            command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            try:
+                line = process.stdout.readline()
+                match = re.match(r"Forwarding from 127\.0\.0\.1:(\d+)", line)
+                if match is None:
+                    raise CommandError(f"`{' '.join(command)}` opened no tunnel: {line.strip()}")
+                yield f"{scheme}://127.0.0.1:{match.group(1)}"
+            finally:
+                process.kill()
+
+
+def exports(cluster: Cluster) -> dict[str, str]:
+    """Variables for a shell or a child process."""
+    folders = list(dict.fromkeys(str(program.parent) for program in (cluster.kubectl_program, cluster.helm_program)))
+    bypass = [entry for entry in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if entry]
+    if INTERNAL_RANGE not in bypass:
+        bypass.append(INTERNAL_RANGE)
+    here = os.environ.get("PATH", "").split(os.pathsep)
+    path = os.pathsep.join([*(folder for folder in folders if folder not in here), *here])
+    return {"KUBECONFIG": str(cluster.kubeconfig), "NO_PROXY": ",".join(bypass), "PATH": path}
+
+
+def _namespace(namespace: str | None) -> tuple[str, ...]:
+    return ("-n", namespace) if namespace else ()
+
+
+def _parse_events(stream: int, end: float) -> Iterator[Event]:
+    """Decode the concatenated JSON objects that arrive on a pipe until it closes or the time is over."""
+    decoder, text, pending = json.JSONDecoder(), "", b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while (left := end - time.monotonic()) > 0:
+            if not selector.select(left):
+                return
+            chunk = os.read(stream, 1 << 16)
+            if not chunk:
+                return
+            pending += chunk
+            try:
+                text, pending = text + pending.decode(), b""
+            except UnicodeDecodeError:  # a character is cut in two; the rest comes
+                continue
+            while text := text.lstrip():
+                try:
+                    document, used = decoder.raw_decode(text)
+                except json.JSONDecodeError:  # the object is cut; the rest comes
+                    break
+                text = text[used:]
+                yield Event(document["type"], document["object"])
+
+
+def shell_exports(cluster: Cluster) -> str:
+    """`export` lines for `eval`."""
+    values = exports(cluster)
+    folders = values["PATH"].removesuffix(os.environ.get("PATH", "")).rstrip(os.pathsep)
+    lines = [f"export {name}={shlex.quote(values[name])}" for name in ("KUBECONFIG", "NO_PROXY")]
+    if folders:
+        lines.append(f'export PATH={shlex.quote(folders)}:"$PATH"')
+    return "\n".join(lines)
