@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from quire.engine.seeds import nth_seed
 from quire.errors import OverloadedError, QuireError, RequestError
 from quire.metrics import EngineMetrics
 from quire.request import FinishReason, SamplingParams, TokenDelta
@@ -172,5 +173,5 @@ def params_of_choices(params: SamplingParams) -> Sequence[SamplingParams]:
     """One set of parameters per choice: with a seed, each choice has its own, so that n answers differ and repeat."""
     if params.n == 1:
         return (params,)
-    seeds = [None if params.seed is None else (params.seed + i + 2**63) % 2**64 - 2**63 for i in range(params.n)]
+    seeds = [None if params.seed is None else nth_seed(params.seed, i) for i in range(params.n)]
     return [msgspec.structs.replace(params, n=1, seed=seed) for seed in seeds]

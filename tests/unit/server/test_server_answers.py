@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from live_server import Live, events_of, ids_of, live_server
+from quire.engine.seeds import nth_seed
 from quire.request import AddRequest
 from scripted_engine import ScriptedEngine
 
@@ -129,7 +130,7 @@ async def test_n_choices_have_their_own_text_seed_and_reason(live: Live) -> None
     assert [c["message"]["content"] for c in answer["choices"]] == ["a", "bbbb", "cc"]
     assert [c["finish_reason"] for c in answer["choices"]] == ["stop", "length", "stop"]
     assert answer["usage"]["completion_tokens"] == 2 + 4 + 3
-    assert [request.params.seed for request in live.engine.requests] == [7, 8, 9]
+    assert [request.params.seed for request in live.engine.requests] == [nth_seed(7, i) for i in range(3)]
     assert {request.params.n for request in live.engine.requests} == {1}
 
     response = await live.chat(n=3, max_tokens=4, stream=True, stream_options={"include_usage": True})
