@@ -1,0 +1,43 @@
+"""`python serve_scripted.py FOLDER PORT [hold|refuse|never]`: the real server process over a scripted engine.
+
+hold: nothing moves until SIGUSR1. refuse: the engine cannot start. never: it never comes up. SIGUSR2 kills the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from live_server import ids_of
+from quire.config import ServeConfig
+from quire.entrypoints import cli
+from quire.errors import ModelError
+from quire.server.engine import Engine
+from quire.server.run import serve
+from scripted_engine import ScriptedEngine
+
+
+async def start() -> Engine:
+    engine = ScriptedEngine(lambda _: ids_of("hello"))
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, engine.release)
+    loop.add_signal_handler(signal.SIGUSR2, lambda: engine.die("killed by SIGKILL (out of memory?)"))
+    mode = sys.argv[3] if len(sys.argv) > 3 else ""
+    if mode == "hold":
+        engine.hold()
+    if mode == "refuse":
+        raise ModelError("weights do not fit:\n 5 GiB of 4 GiB")
+    if mode == "never":
+        await asyncio.Event().wait()
+    return engine
+
+
+def run(_: object, **__: object) -> None:
+    config = ServeConfig(model=sys.argv[1], host="127.0.0.1", port=int(sys.argv[2]), drain_timeout=float(sys.argv[4]))
+    raise SystemExit(serve(config, start, say=lambda text: print(text, flush=True)))
+
+
+if __name__ == "__main__":
+    cli.app = run  # type: ignore[assignment]  # errors leave as they do from the command line
+    cli.main(["serve"])

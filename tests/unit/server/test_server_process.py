@@ -1,0 +1,213 @@
+"""The process: announcement, drain, second signal, death of the engine, refusals; as a real process with real signals."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from live_server import events_of
+from tiny_text import write_tokenizer
+
+SCRIPT = Path(__file__).parents[2] / "support" / "serve_scripted.py"
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@dataclass
+class Process:
+    handle: asyncio.subprocess.Process
+    http: httpx.AsyncClient
+    out: list[str] = field(default_factory=list)
+
+    def send(self, number: signal.Signals) -> None:
+        self.handle.send_signal(number)
+
+    async def line(self, words: str) -> str:
+        """The next line of standard output that contains `words`."""
+        assert self.handle.stdout is not None
+        async with asyncio.timeout(30):
+            while line := (await self.handle.stdout.readline()).decode():
+                self.out.append(line)
+                if words in line:
+                    return line
+        raise AssertionError(f"{words!r} never came; there was {self.out}")
+
+    async def end(self) -> tuple[int, str]:
+        """Exit status and the last line of standard error."""
+        async with asyncio.timeout(30):
+            out, err = await self.handle.communicate()
+        assert b"Traceback" not in err, err.decode()
+        self.out += out.decode().splitlines()
+        return self.handle.returncode or 0, (err.decode().splitlines() or [""])[-1]
+
+
+@asynccontextmanager
+async def process(
+    folder: Path, mode: str = "", *, drain_s: float = 30, port: int | None = None
+) -> AsyncIterator[Process]:
+    write_tokenizer(folder)
+    (folder / "config.json").write_text("{}")
+    if port is None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+    handle = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(SCRIPT),
+        str(folder),
+        str(port),
+        mode,
+        str(drain_s),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            yield Process(handle, http)
+    finally:
+        if handle.returncode is None:
+            handle.kill()
+            await handle.wait()
+
+
+def proc(pid: int, name: str) -> str:
+    return Path(f"/proc/{pid}/{name}").read_text()
+
+
+async def streaming(running: Process) -> asyncio.Task[httpx.Response]:
+    """A streamed request that the server has in flight."""
+    task = asyncio.create_task(running.http.post("/v1/chat/completions", json={**CHAT, "stream": True}))
+    async with asyncio.timeout(30):
+        while (await running.http.get("/load")).json()["server_load"] == 0:
+            pass
+    return task
+
+
+async def test_it_announces_itself_and_ends_on_sigterm(tmp_path: Path) -> None:
+    async with process(tmp_path) as running:
+        url = str(running.http.base_url)
+        assert url in await running.line("quire serves")
+        await running.line("KV cache")
+        assert url in await running.line("curl")
+        assert (await running.http.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        running.send(signal.SIGTERM)
+        assert (await running.end())[0] == 0
+
+
+async def test_drain_lets_running_requests_finish(tmp_path: Path) -> None:
+    async with process(tmp_path, "hold") as running:
+        await running.line("curl")
+        task = await streaming(running)
+        running.send(signal.SIGTERM)
+        await running.line("draining: 1 requests")
+        assert (await running.http.get("/health/ready")).status_code == 503
+        assert (await running.http.get("/health/live")).status_code == 200
+        refused = await running.http.post("/v1/chat/completions", json=CHAT)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        running.send(signal.SIGUSR1)
+        assert events_of((await task).text)[-1] == "[DONE]"
+        assert (await running.end())[0] == 0
+
+
+async def test_the_drain_has_an_end(tmp_path: Path) -> None:
+    async with process(tmp_path, "hold", drain_s=0.1) as running:
+        await running.line("curl")
+        task = await streaming(running)
+        running.send(signal.SIGTERM)
+        response = await task
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
+        assert (await running.end())[0] == 0
+
+
+async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    async with process(tmp_path, "hold", drain_s=1000) as running:
+        await running.line("curl")
+        task = await streaming(running)
+        running.send(signal.SIGTERM)
+        await running.line("draining")
+        running.send(signal.SIGTERM)
+        assert (await running.end())[0] == 143
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_death_of_the_engine_ends_it_with_the_cause(tmp_path: Path) -> None:
+    async with process(tmp_path, "hold") as running:
+        await running.line("curl")
+        task = await streaming(running)
+        running.send(signal.SIGUSR2)
+        assert (await task).json()["error"]["code"] == "engine_dead"
+        assert await running.end() == (1, "quire: error: killed by SIGKILL (out of memory?)")
+
+
+async def test_a_model_that_cannot_start_ends_it_with_one_line(tmp_path: Path) -> None:
+    async with process(tmp_path, "refuse") as running:
+        assert await running.end() == (1, "quire: error: weights do not fit: 5 GiB of 4 GiB")
+
+
+async def test_it_can_be_stopped_while_loading(tmp_path: Path) -> None:
+    async with process(tmp_path, "never") as running:
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    ready = await running.http.get("/health/ready")
+                    break
+                except httpx.ConnectError:
+                    pass
+        assert (ready.status_code, ready.json()["state"]) == (503, "loading")
+        running.send(signal.SIGTERM)
+        assert (await running.end())[0] == 0
+
+
+async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with process(tmp_path, port=port) as running:
+            status, last = await running.end()
+    assert status == 2
+    assert last.startswith(f"quire: error: cannot listen on --host 127.0.0.1 --port {port}: ")
+
+
+@pytest.mark.model
+async def test_the_real_engine_answers_and_its_death_ends_the_server(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    handle = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "quire.entrypoints.cli", "serve", "smollm2", "--host=127.0.0.1", f"--port={port}",
+        "--max-model-len=256", "--kv-cache-memory=64Mi", "--dtype=float32",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
+            running = Process(handle, http)
+            assert handle.stdout is not None
+            async with asyncio.timeout(240):
+                while b"curl" not in (line := await handle.stdout.readline()):
+                    assert line, (await handle.communicate())[1].decode()
+            body = {
+                "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                "temperature": 0,
+                "max_tokens": 20,
+            }
+            whole = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
+            assert (whole["message"]["content"], whole["finish_reason"]) == ("The capital of France is Paris.", "stop")
+            streamed = await http.post("/v1/chat/completions", json={**body, "stream": True})
+            assert "Paris" in streamed.text and events_of(streamed.text)[-1] == "[DONE]"
+            assert "torch" not in proc(handle.pid, "maps")
+            (engine_pid,) = proc(handle.pid, f"task/{handle.pid}/children").split()
+            os.kill(int(engine_pid), signal.SIGKILL)
+            status, last = await running.end()
+            assert status == 1
+            assert last.startswith("quire: error: the engine process was killed by SIGKILL")
+    finally:
+        if handle.returncode is None:
+            handle.kill()
+            await handle.wait()
