@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.config import ALIASES, EngineConfig, bound_of, choices_of, flag_of, kind_of
+from quire.config import ALIASES, EngineConfig, ServeConfig, bound_of, choices_of, flag_of, kind_of
 
 BOOLEAN_WORDS = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
 _METAVARS = {"int": "N", "float": "X", "size": "SIZE", "text": "TEXT", "list": "TEXT", "bool": "true|false"}
@@ -114,14 +114,53 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def markdown(cls: type[EngineConfig], title: str, names: Sequence[str]) -> str:
-    """A table of fields for docs/configuration.md."""
-    rows = [f"### {title}", "", "| flag | values | default | meaning |", "|---|---|---|---|"]
+REFERENCE_HEAD = """# Configuration
+
+<!-- Made from the code by `python -m quire.entrypoints.flags > docs/configuration.md`; a test fails when it is stale. -->
+
+`quire serve [MODEL] --flag=value ...`, and the flags of the engine also for `quire generate`. Every field is written once, in
+`runtime/quire/config.py`, and has four mechanical spellings:
+
+| where | spelling of `max_num_seqs` |
+|---|---|
+| flag | `--max-num-seqs=64` (or `--max-num-seqs 64`) |
+| environment variable | `QUIRE_MAX_NUM_SEQS=64` |
+| file of `--config FILE` (YAML) | `max_num_seqs: 64` (or `max-num-seqs`) |
+| `spec.engine` of an LLMDeployment | `maxNumSeqs: 64` |
+
+A flag wins over a variable, a variable over the file, the file over the default. A bad value ends the start with status 2
+and one line, as `quire: error: --max-num-seqs must be an integer between 1 and 4096, got '0'`.
+
+- Programs write `--flag=value` for every type, booleans too: `--enable-prefix-caching=false`. People may also write
+  `--enforce-eager`, `--no-enable-prefix-caching`, `--enforce-eager true`.
+- Lists: repeat the flag; in a variable separate by commas.
+- Sizes: bytes, or with `k M G T` (powers of 1000) or `Ki Mi Gi Ti` (powers of 1024).
+- An empty variable counts as unset, and so does one that begins with `tcp://`, `udp://` or `sctp://`: Kubernetes makes
+  `QUIRE_PORT` and the like for a Service called quire.
+- `QUIRE_CACHE_DIR` is where models are kept (default `~/.cache/quire`); `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and
+  `HF_HUB_OFFLINE` mean what they mean to the Hugging Face hub.
+"""
+
+
+def reference() -> str:
+    """The whole of docs/configuration.md."""
+    engine = list(EngineConfig.model_fields)
+    server = [name for name in ServeConfig.model_fields if name not in EngineConfig.model_fields]
+    return f"{REFERENCE_HEAD}\n{_table('Engine', engine)}\n{_table('Server', server)}"
+
+
+def _table(title: str, names: Sequence[str]) -> str:
+    rows = [f"## {title}", "", "| flag | values | default | meaning |", "|---|---|---|---|"]
     for name in names:
-        field, kind = cls.model_fields[name], kind_of(cls, name)
-        values = ", ".join(f"`{c}`" for c in choices_of(cls, name)) if kind == "choice" else bound_of(cls, name)
+        field, kind = ServeConfig.model_fields[name], kind_of(ServeConfig, name)
+        choices = ", ".join(f"`{choice}`" for choice in choices_of(ServeConfig, name)) if kind == "choice" else ""
         default = field.default
         shown = "-" if default in (None, ()) else f"`{str(default).lower() if kind == 'bool' else default}`"
-        text = (field.description or "").replace("|", "\\|")
-        rows.append(f"| {', '.join(f'`{flag}`' for flag in flag_names(name))} | {values} | {shown} | {text} |")
+        flags = "`MODEL`" if name == _ARGUMENT else ", ".join(f"`{flag}`" for flag in flag_names(name))
+        text = f"{choices or bound_of(ServeConfig, name)} | {shown} | {field.description}"
+        rows.append(f"| {flags} | {text} |")
     return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,183 @@
+"""The command line: flags made from fields, every form of a boolean, one line for every error, and light imports."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config import EngineConfig, ServeConfig
+from quire.entrypoints import cli
+from quire.entrypoints.flags import normalise
+from quire.errors import ModelError
+
+DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def main(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
+    """Configurations that `quire serve` would have run with."""
+    from quire.entrypoints import serve
+
+    configs: list[ServeConfig] = []
+
+    def run(config: ServeConfig) -> int:
+        configs.append(config)
+        return 0
+
+    monkeypatch.setattr(serve, "run", run)
+    for name in [name for name in os.environ if name.startswith("QUIRE_")]:
+        monkeypatch.delenv(name)
+    return configs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], {}),
+        (["m"], {"model": "m"}),
+        (["m", "--port=1", "--max-seq-len", "9"], {"model": "m", "port": 1, "max_model_len": 9}),
+        (["--enforce-eager", "m"], {"model": "m", "enforce_eager": True}),
+        (["--enforce-eager", "true", "m"], {"model": "m", "enforce_eager": True}),
+        (["m", "--enable-prefix-caching=false"], {"model": "m", "enable_prefix_caching": False}),
+        (["m", "--enable-prefix-caching", "false"], {"model": "m", "enable_prefix_caching": False}),
+        (["--no-enable-prefix-caching", "m"], {"model": "m", "enable_prefix_caching": False}),
+        (["m", "--api-key=a", "--api-key=b"], {"model": "m", "api_key": ("a", "b")}),
+        (["--", "-m"], {"model": "-m"}),
+    ],
+)
+def test_serve_reads_flags(served: list[ServeConfig], arguments: list[str], expected: dict[str, Any]) -> None:
+    assert main("serve", *arguments) == 0
+    assert served == [ServeConfig(**expected)]
+
+
+def test_every_field_is_a_flag_in_the_form_the_operator_writes(served: list[ServeConfig]) -> None:
+    for name, field in ServeConfig.model_fields.items():
+        default = field.default
+        if name == "model" or default in (None, ()):
+            continue
+        text = str(default).lower() if isinstance(default, bool) else str(default)
+        assert main("serve", f"--{name.replace('_', '-')}={text}") == 0, name
+    assert set(served) == {ServeConfig()}
+
+
+def test_variables_and_file(served: list[ServeConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("port: 5\nmax_num_seqs: 6")
+    monkeypatch.setenv("QUIRE_PORT", "7")
+    assert main("serve", "--config", str(tmp_path / "c.yaml")) == 0
+    assert (served[0].port, served[0].max_num_seqs) == (7, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["serve", "--max-num-seqs=0"], 2, "--max-num-seqs must be an integer between 1 and 4096, got '0'"),
+        (["serve", "--max-num-seq=1"], 2, "--max-num-seq"),
+        (["serve", "m", "extra"], 2, "extra"),
+        (["serv"], 2, "serv"),
+        (["pull", "nobody"], 1, "no bundled model is called 'nobody'"),
+        (["generate", "--prompt=x", "--max-num-seqs=0"], 2, "--max-num-seqs"),
+    ],
+)
+def test_an_error_is_one_line(
+    served: list[ServeConfig], capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, words: str
+) -> None:
+    assert main(*arguments) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("quire: error: ")
+    assert words in line
+
+
+def test_a_message_of_several_lines_becomes_one(
+    served: list[ServeConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from quire.entrypoints import serve
+
+    def run(config: ServeConfig) -> int:
+        raise ModelError("weights do\n  not fit")
+
+    monkeypatch.setattr(serve, "run", run)
+    assert main("serve") == 1
+    assert capsys.readouterr().err == "quire: error: weights do not fit\n"
+
+
+def test_help_reads_well(
+    served: list[ServeConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main("serve", "--help") == 0
+    text = capsys.readouterr().out
+    for words in ("Usage: quire serve", "--max-model-len, --max-seq-len N", "Engine:", "Server:", "QUIRE_MAX_NUM_SEQS"):
+        assert words in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert main() == 0
+    assert "serve" in capsys.readouterr().out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom quire.entrypoints import cli\n"
+        "try: cli.main(['serve', '--help'])\nexcept SystemExit: pass\n"
+        "sys.exit(' '.join({'torch', 'fastapi', 'zmq', 'tokenizers', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environ, timeout=60
+    )
+    assert done.stderr.strip() == ""
+
+
+def test_the_server_process_never_loads_torch() -> None:
+    code = "import sys, quire.entrypoints.serve\nsys.exit(' '.join({'torch', 'triton', 'transformers'} & set(sys.modules)))"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environ, timeout=60
+    )
+    assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--enforce-eager", "x"], ["--enforce-eager=true", "x"]),
+        (["--enforce-eager", "FALSE"], ["--enforce-eager", "FALSE"]),
+        (["--no-enforce-eager"], ["--enforce-eager=false"]),
+        (["--model-x", "--", "--enforce-eager"], ["--model-x", "--", "--enforce-eager"]),
+    ],
+)
+def test_booleans_without_a_value_get_one(arguments: list[str], expected: list[str]) -> None:
+    assert normalise(arguments, EngineConfig) == expected
+
+
+def test_the_flags_reference_is_current() -> None:
+    from quire.entrypoints.flags import reference
+
+    assert DOCS.read_text() == reference(), "run: python -m quire.entrypoints.flags > docs/configuration.md"
+
+
+def test_pull_copies_atomically_and_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from quire.models import bundled
+
+    source = tmp_path / "cache.gguf"
+    source.write_bytes(b"weights")
+    monkeypatch.setattr(bundled, "pull", lambda name, say: source)
+    target = tmp_path / "copy.gguf"
+    assert main("pull", "smollm2", "--to", str(target)) == 0
+    first = target.stat().st_ino
+    assert main("pull", "smollm2", "--to", str(target)) == 0
+    assert (target.read_bytes(), target.stat().st_ino) == (b"weights", first)
+    assert capsys.readouterr().out.splitlines() == [str(target), str(target)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cache.gguf", "copy.gguf"]
+    assert main("pull", "smollm2", "--to", str(tmp_path / "no" / "where")) == 2
+    assert "--to must be a file in an existing folder" in capsys.readouterr().err
