@@ -29,24 +29,34 @@ def mounts_below(folder: Path) -> list[str]:
     return sorted(point for point in points if Path(point).is_relative_to(folder))
 
 
-def _inside(layout: Layout) -> set[int]:
-    """Processes in a mount namespace of one of the cluster's machines."""
-    own = os.stat("/proc/self/ns/mnt").st_ino
-    verdicts: dict[int, bool] = {own: False}
-    found = set()
+def mounted_somewhere(point: str) -> bool:
+    """Whether any mount namespace has something mounted exactly there; removing the folder would unmount it in all of them."""
+    return any(
+        point in {line.split()[4] for line in mountinfo.splitlines()} for mountinfo, _ in _mount_namespaces().values()
+    )
+
+
+def _mount_namespaces() -> dict[int, tuple[str, list[int]]]:
+    """Every mount namespace of the system: its mountinfo, and the processes in it."""
+    found: dict[int, tuple[str, list[int]]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
         try:
             namespace = os.stat(entry / "ns/mnt").st_ino
-            if namespace not in verdicts:
-                text = (entry / "mountinfo").read_text()
-                verdicts[namespace] = _of_machine(text, layout.work)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            if namespace not in found:
+                found[namespace] = ((entry / "mountinfo").read_text(), [])
+        except OSError:
             continue  # it ended while we looked
-        if verdicts[namespace]:
-            found.add(int(entry.name))
+        found[namespace][1].append(int(entry.name))
     return found
+
+
+def _inside(layout: Layout) -> set[int]:
+    """Processes in a mount namespace of one of the cluster's machines."""
+    return {
+        pid for mountinfo, pids in _mount_namespaces().values() if _of_machine(mountinfo, layout.work) for pid in pids
+    }
 
 
 def _of_machine(mountinfo: str, work: Path) -> bool:

@@ -136,6 +136,7 @@ class LocalProvider:
         with progress.step(f"machines: {', '.join(item.name for item in config.machines)}"):
             network.create_bridge(layout.network)
             program = pause.ensure(layout.base / "pause").program
+            store.drop_parked(layout, keep=[item.name for item in config.node_machines])
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda item: store.populate(layout, item.name), config.node_machines))
             for item in config.machines:
@@ -237,6 +238,11 @@ class LocalProvider:
         if record is None and not layout.work.exists() and not leaks.residue(layout):
             self._progress.say("no cluster to end")
             return
+        if record is None and (stray := leaks.residue(layout).get("processes")):
+            raise StateError(
+                f"processes of a cluster run without a record in {layout.state}, so they are not ended: {', '.join(stray)}; "
+                "end those called pause, then run down again"
+            )
         with self._progress.step("down"):
             if record and record.boot == processes.boot_id():
                 for entry in record.machines.values():
@@ -265,7 +271,8 @@ class LocalProvider:
                     store.park(layout, folder.name)
             shutil.rmtree(layout.work)
         for created in reversed(record.created_dirs if record else []):
-            if Path(created).is_dir() and not os.listdir(created):
+            # Another cluster of this machine may have mounted its own folder there, in its own namespaces.
+            if Path(created).is_dir() and not os.listdir(created) and not leaks.mounted_somewhere(created):
                 os.rmdir(created)
 
     # --- images ------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class SeedImage:
     blobs: list[str]
     """Digests (hex) of manifest, configuration and layers; the manifest first, then the configuration."""
     loaded: float
-    """Seconds since the epoch; pruning goes by it."""
+    """When it was last asked for, in seconds since the epoch; pruning goes by it."""
 
 
 @dataclass
@@ -154,9 +154,10 @@ def refresh(seed: Mapping[str, str], parked: Mapping[str, str], existing: Iterab
 
 def load_into_seed(layout: Layout, archives: Iterable[Archive], progress: Progress) -> Seed:
     """Import what the seed lacks, and forget superseded images. Returns the index."""
-    seed = read_seed(layout)
-    fresh = [item for item in archives if any(not _has(seed, ref, item.identity) for ref in item.refs)]
+    seed, wanted = read_seed(layout), list(archives)
+    fresh = [item for item in wanted if any(not _has(seed, ref, item.identity) for ref in item.refs)]
     if not fresh:
+        _touch(layout, seed, wanted)
         return seed
     layout.seed.mkdir(parents=True, exist_ok=True)
     with _seed_daemon(layout) as ctr:
@@ -164,15 +165,23 @@ def load_into_seed(layout: Layout, archives: Iterable[Archive], progress: Progre
             size = item.path.stat().st_size
             with progress.step(f"import {', '.join(item.refs)} ({size / 1e6:.0f} MB) into the seed store"):
                 _import(ctr, layout, item, seed)
-        newest = {ref for item in fresh for ref in item.refs}
+        newest = {ref for item in wanted for ref in item.refs}
         for ref in superseded({ref: image.loaded for ref, image in seed.images.items()}, newest):
             progress.say(f"drop {ref} from the seed store: superseded")
             ctr("images", "remove", "--sync", ref, deadline_s=300)
             del seed.images[ref]
         kept = ctr.layers()
     seed.folders = {layer: folder for layer, folder in seed.folders.items() if layer in kept}
-    seed.save(layout.seed / "seed.json")
+    _touch(layout, seed, wanted)
     return seed
+
+
+def _touch(layout: Layout, seed: Seed, archives: Iterable[Archive]) -> None:
+    """Note that these images were asked for now, and save the index."""
+    for item in archives:
+        for ref in item.refs:
+            seed.images[ref].loaded = time.time()
+    seed.save(layout.seed / "seed.json")
 
 
 def _has(seed: Seed, ref: str, identity: str) -> bool:
@@ -328,6 +337,13 @@ def park(layout: Layout, node: str) -> None:
         shutil.rmtree(parked)
     parked.parent.mkdir(parents=True, exist_ok=True)
     store.rename(parked)
+
+
+def drop_parked(layout: Layout, keep: Iterable[str]) -> None:
+    """Delete the stores of nodes that the next cluster does not have: they would hold on to images that the seed gave up."""
+    names = set(os.listdir(layout.parked)) if layout.parked.exists() else set()
+    for name in names.difference(keep):
+        shutil.rmtree(layout.parked / name)
 
 
 def link(layout: Layout, node: str, ref: str, seed: Seed) -> bool:
