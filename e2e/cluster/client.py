@@ -103,7 +103,11 @@ class Cluster:
                 last = event
                 if until(event):
                     return event.object
-        seen = f"last seen: {last.type} {json.dumps(last.object.get('status'))}" if last else "nothing was ever seen"
+        seen = (
+            f"last seen: {last.type} {json.dumps(last.object.get('status'))[:2000]}"
+            if last
+            else "nothing was ever seen"
+        )
         raise DeadlineError(
             f"{what} did not happen within {deadline_s:.0f} s (kubectl get {' '.join(arguments)}); {seen}"
         )

@@ -1,5 +1,6 @@
 """A cluster that somebody else runs, named by KUBECONFIG. The harness neither starts nor ends it, and cannot put images on its nodes."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,9 +18,9 @@ class ExistingProvider:
     name = "existing"
 
     def __init__(self, kubeconfig: str, progress: Progress) -> None:
-        self._kubeconfig = Path(kubeconfig).absolute()
+        self._kubeconfig = Path(kubeconfig)  # may be a list of files with colons between, as kubectl takes it
         self._progress = progress
-        if not kubeconfig or not self._kubeconfig.is_file():
+        if not any(Path(part).is_file() for part in kubeconfig.split(os.pathsep) if part):
             raise UsageError(f"KUBECONFIG is {kubeconfig!r}, which is not a file; unset it to get a local cluster")
 
     def up(self, config: ClusterConfig, images: Iterable[Path] = ()) -> None:
