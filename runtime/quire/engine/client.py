@@ -25,6 +25,8 @@ from quire.errors import ConfigError, EngineDeadError, ModelError, QuireError
 from quire.request import AbortRequest, AddRequest, EngineFailed, EngineReady, Shutdown, StepOutputs, ToEngine
 
 CLOSE_DEADLINE_S = 5.0
+LAST_WORDS_S = 0.5
+"""What a process sent arrives within this time of its end."""
 _KINDS: dict[str, type[QuireError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
 
 
@@ -144,19 +146,19 @@ class EngineClient:
         return message
 
     async def _receive(self) -> StepOutputs | EngineReady | EngineFailed | None:
-        """The next message; None once closed. What a dead process sent before its end still arrives first."""
+        """The next message; None once closed. What a dying process sent before its end still arrives first."""
         assert self._exited is not None
         receiving = asyncio.ensure_future(self._outputs.recv())
         try:
             await asyncio.wait([receiving, self._exited], return_when=asyncio.FIRST_COMPLETED)
             if not receiving.done():
-                await asyncio.wait([receiving], timeout=0.2)
-            if receiving.done() and not receiving.cancelled():
+                await asyncio.wait([receiving], timeout=LAST_WORDS_S)
+            if self._closed:
+                return None
+            if receiving.done():
                 return wire.from_engine.decode(receiving.result())
         finally:
             receiving.cancel()
-        if self._closed:
-            return None
         self._failure = EngineDeadError(_cause_of_death(self._exited.result()))
         raise self._failure
 

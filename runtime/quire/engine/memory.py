@@ -17,6 +17,7 @@ LIMIT_SHARE = 0.90
 """Of a container's limit, this much is planned; the rest is for the server process and for what is not counted."""
 FREE_SHARE = 0.25
 """Without a limit the machine is shared with others: the pool takes at most this much of what is free."""
+LEAST_BUDGET = 64
 MIB = 1 << 20
 
 
@@ -57,12 +58,12 @@ def plan(
     wanted_len = min(config.max_model_len or description.max_model_len, description.max_model_len)
     per_sequence = -(-wanted_len // config.block_size)
     if room < block_bytes:
-        source = "the container's memory limit leaves" if host.limited else "the machine has"
+        parts = f"weights {_mib(weights)} + activations {_mib(activations)} + swap {_mib(swap)} + one KV block {_mib(block_bytes)}"
         raise ModelError(
-            f"{config.model} does not fit: weights {_mib(weights)} + activations {_mib(activations)} + swap {_mib(swap)} + "
-            f"one KV block {_mib(block_bytes)} are more than {LIMIT_SHARE:.0%} of the {_mib(host.available)} that {source}; "
-            f"give it {_mib(int((weights + activations + swap + block_bytes * per_sequence) / LIMIT_SHARE))}"
-            + _smaller_budget(description, config, dtype_bytes, int(host.available * LIMIT_SHARE) - weights - swap)
+            f"{config.model} does not fit the memory: {parts} = {_mib(weights + activations + swap + block_bytes)} are more than "
+            f"{LIMIT_SHARE:.0%} of the {_mib(host.available)} that "
+            + ("the container's limit leaves" if host.limited else "are free")
+            + _remedy(description, config, host, dtype_bytes, -room + per_sequence * block_bytes)
         )
     num_blocks = _num_blocks(config, block_bytes, room, host, most=config.max_num_seqs * per_sequence)
     tokens = num_blocks * config.block_size
@@ -124,12 +125,28 @@ def _num_blocks(config: EngineConfig, block_bytes: int, room: int, host: HostMem
     return max(min(share // block_bytes, most), 1)
 
 
-def _smaller_budget(d: DecoderDescription, config: EngineConfig, dtype_bytes: int, room: int) -> str:
-    """A hint where a smaller step would fit."""
-    least = config.model_copy(update={"max_num_seqs": 1, "max_num_batched_tokens": 128})
-    if room > activation_bytes(d, least, dtype_bytes) * 2:
-        return ", or lower --max-num-batched-tokens and --max-num-seqs"
-    return ""
+def _remedy(
+    description: DecoderDescription, config: EngineConfig, host: HostMemory, dtype_bytes: int, missing: int
+) -> str:
+    """What would make it fit: a smaller step if that is enough, a smaller type, more memory (for a full-length request)."""
+    fixed = weights_bytes(description, dtype_bytes) + parse_bytes(config.swap_space, flag="--swap-space")
+    room = int(host.available * LIMIT_SHARE) - fixed
+    budget = config.max_num_batched_tokens
+    while (budget := budget // 2) >= LEAST_BUDGET:
+        smaller = config.model_copy(
+            update={"max_num_batched_tokens": budget, "max_num_seqs": min(config.max_num_seqs, budget)}
+        )
+        spare = room - activation_bytes(description, smaller, dtype_bytes)
+        if spare >= budget * description.kv_elements_per_token() * dtype_bytes:
+            return f"; --max-num-batched-tokens {budget} fits"
+    more = f"{'raise the limit' if host.limited else 'free memory'} to {_mib(_target(host, missing))}"
+    half = weights_bytes(description, 2) < int(host.available * LIMIT_SHARE) and dtype_bytes > 2
+    return f"; {more}" + (", or try --dtype bfloat16" if half else ", or take a smaller model")
+
+
+def _target(host: HostMemory, missing: int) -> int:
+    """Bytes of the limit, or of free memory, that would be enough."""
+    return (host.limit if host.limited else host.available) + int(missing / LIMIT_SHARE) + MIB
 
 
 def _mib(num_bytes: int) -> str:
