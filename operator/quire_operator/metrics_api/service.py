@@ -57,6 +57,17 @@ class MetricsApi:
     def serving(self) -> bool:
         return self._site is not None
 
+    @property
+    def port(self) -> int | None:
+        """Where it listens; differs from the setting when that is 0."""
+        addresses = self._runner.addresses
+        return int(addresses[0][1]) if addresses else None
+
+    @property
+    def trusted(self) -> str:
+        """The front-proxy CA whose clients may ask."""
+        return self._front_proxy.ca_pem if self._front_proxy is not None else ""
+
     async def run(self) -> None:
         """Until cancelled."""
         await self._runner.setup()

@@ -49,7 +49,8 @@ def _problems(pod: PodView) -> Iterator[Problem]:
         return
     for kind, where in (("initContainerStatuses", "init container"), ("containerStatuses", "container")):
         for container in status.get(kind) or ():
-            problem = _container_problem(f"pod {pod.name}, {where} {container['name']}", container)
+            full_name = f"pod {pod.name}, {where} {container['name']}"
+            problem = _container_problem(full_name, container) or _probe_problem(full_name, container, status)
             if problem is not None:
                 yield problem
 
@@ -67,9 +68,18 @@ def _container_problem(where: str, container: Mapping[str, Any]) -> Problem | No
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is not None and not container.get("ready", False):
         return _ended(where, ended, finished=state.get("terminated") is not None)
-    if "running" in state and container.get("started") and not container.get("ready", False):
-        return Problem("ReadinessProbeFailing", f"{where} runs, but its readiness probe fails")
     return None
+
+
+def _probe_problem(where: str, container: Mapping[str, Any], status: Mapping[str, Any]) -> Problem | None:
+    """A container that was ready and no longer is; one that has not been ready yet is loading."""
+    running = container.get("state", {}).get("running")
+    if running is None or container.get("ready", False):
+        return None
+    ready = find_condition(status, "Ready")
+    if ready is None or ready.get("lastTransitionTime", "") <= running.get("startedAt", ""):
+        return None
+    return Problem("ReadinessProbeFailing", f"{where} runs, but its readiness probe fails")
 
 
 def _ended(where: str, ended: Mapping[str, Any], *, finished: bool) -> Problem | None:

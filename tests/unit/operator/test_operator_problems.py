@@ -66,7 +66,15 @@ CASES = [
         "more memory than its limit",
         True,
     ),
-    (container({"running": {}}, started=True), "ReadinessProbeFailing", "readiness probe fails", False),
+    (
+        {
+            **container({"running": {"startedAt": "2026-01-01T00:00:00Z"}}, started=True),
+            "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:05:00Z"}],
+        },
+        "ReadinessProbeFailing",
+        "readiness probe fails",
+        False,
+    ),
     (container({"terminated": {"exitCode": 0, "reason": "Completed"}}), "ContainerExited", "ended by itself", False),
     (
         {
@@ -94,6 +102,11 @@ def test_reasons(status: dict[str, Any], reason: str, words: str, fatal: bool) -
 def test_a_pod_that_loads_is_no_problem() -> None:
     status = container({"running": {}}, started=False)
     assert problem_of(pod_views([pod("p", "r", ready=False, status=status)]), "r") is None
+    passed = {
+        **container({"running": {"startedAt": "2026-01-01T00:00:05Z"}}, started=True),
+        "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:01Z"}],
+    }
+    assert problem_of(pod_views([pod("p", "r", ready=False, status=passed)]), "r") is None
     creating = container({"waiting": {"reason": "ContainerCreating"}})
     assert problem_of(pod_views([pod("p", "r", ready=False, status=creating)]), "r") is None
 
@@ -107,7 +120,7 @@ def test_it_is_cleared_by_recovery_and_by_deletion() -> None:
 
 
 def test_the_wanted_revision_speaks_first_and_fatal_before_mild() -> None:
-    unready = container({"running": {}}, started=True)
+    unready = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "no room"}]}
     crashed = container({"terminated": CRASH})
     pods = pod_views(
         [
