@@ -86,19 +86,19 @@ def names(registry: Registry) -> dict[str, str]:
 def test_the_oldest_object_keeps_a_name_and_the_loser_is_reachable(caplog: pytest.LogCaptureFixture) -> None:
     registry = Registry()
     with caplog.at_level(logging.WARNING):
-        registry.apply_deployment(llmdeployment("young", servedName="m", created="2026-02-01T00:00:00Z"))
-        registry.apply_deployment(llmdeployment("old", servedName="m", created="2026-01-01T00:00:00Z"))
-        assert names(registry) == {"m": "demo/old", "demo/young": "demo/young"}
-        found = registry.resolve("demo/young")
-        assert found is not None and found.deployment.name == "young"
+        registry.apply_deployment(llmdeployment("a-young", servedName="m", created="2026-02-01T00:00:00Z"))
+        registry.apply_deployment(llmdeployment("z-old", servedName="m", created="2026-01-01T00:00:00Z"))
+        assert names(registry) == {"m": "demo/z-old", "demo/a-young": "demo/a-young"}
+        found = registry.resolve("demo/a-young")
+        assert found is not None and found.deployment.name == "a-young"
         # Further events do not repeat the warning.
         registry.apply_deployment(llmdeployment("other"))
-        registry.replace_deployments("", [llmdeployment("young", servedName="m", created="2026-02-01T00:00:00Z"),
-                                          llmdeployment("old", servedName="m", created="2026-01-01T00:00:00Z")])  # fmt: skip
+        registry.replace_deployments("", [llmdeployment("a-young", servedName="m", created="2026-02-01T00:00:00Z"),
+                                          llmdeployment("z-old", servedName="m", created="2026-01-01T00:00:00Z")])  # fmt: skip
     assert [message for message in caplog.messages if "'m'" in message] == [caplog.messages[0]]
-    assert "demo/young" in caplog.messages[0]
-    registry.remove_deployment(llmdeployment("old", servedName="m"))
-    assert names(registry) == {"m": "demo/young"}
+    assert "demo/a-young" in caplog.messages[0]
+    registry.remove_deployment(llmdeployment("z-old", servedName="m"))
+    assert names(registry) == {"m": "demo/a-young"}
 
 
 def test_a_served_name_cannot_take_the_qualified_name_of_another_object() -> None:
