@@ -29,4 +29,4 @@ class SeedStream:
 
     def draw(self) -> int:
         self._drawn += 1
-        return mix(self._seed ^ mix(self._drawn)) >> 1
+        return mix(self._seed ^ mix(mix(self._drawn))) >> 1

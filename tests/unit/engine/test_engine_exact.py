@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quire_testing.cores import generate, make_core
-from quire_testing.tiny_llama import VOCAB, greedy, make_model, save_folder, save_gguf
 
 from quire.request import SamplingParams
+from quire_testing.cores import generate, make_core
+from quire_testing.tiny_llama import VOCAB, greedy, make_model, save_folder, save_gguf
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 LLAMA3 = {

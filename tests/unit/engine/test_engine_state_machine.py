@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from quire_testing.fake_runner import VOCAB, FakeRunner, answer
-from quire_testing.scheduling import faults, live_sequences, make_scheduler, request
 
 from quire.request import FinishReason
+from quire_testing.fake_runner import VOCAB, FakeRunner, answer
+from quire_testing.scheduling import faults, live_sequences, make_scheduler, request
 
 PREFIXES = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 11, 12, 13, 14], [], [21] * 12]
 
@@ -113,7 +113,7 @@ class Serving(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         # the oldest running sequence advances in every step, so this bound holds whatever is preempted
-        pending = [s for s in live_sequences(self.scheduler)]
+        pending = live_sequences(self.scheduler)
         bound = sum(len(s.tokens) + s.max_tokens for s in pending) + len(pending) + 1
         steps = 0
         while self.scheduler.has_work:

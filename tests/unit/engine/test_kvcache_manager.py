@@ -1,0 +1,114 @@
+"""Block tables and the prefix cache."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.kvcache.hashing import BlockHasher
+from quire.kvcache.manager import BlockTable, KVCacheManager
+
+
+def filled(kv: KVCacheManager, tokens: list[int], context: bytes = b"") -> BlockTable:
+    """A table that went through the pool like a sequence of these tokens."""
+    table = kv.table(context)
+    kv.adopt(table, kv.find_prefix(table, tokens))
+    assert kv.grow(table, tokens, len(tokens))
+    return table
+
+
+def hits(kv: KVCacheManager, tokens: list[int], context: bytes = b"") -> int:
+    return len(kv.find_prefix(kv.table(context), tokens)) * kv.block_size
+
+
+def test_grow_is_all_or_nothing() -> None:
+    kv = KVCacheManager(3, 4)
+    table = filled(kv, list(range(8)))
+    assert not kv.grow(table, list(range(17)), 17)
+    assert (len(table.blocks), kv.pool.num_free) == (2, 1)
+    assert kv.grow(table, list(range(12)), 12)
+    assert kv.pool.num_free == 0
+    kv.release(table)
+    assert kv.pool.num_free == 3
+    assert list(table.block_ids) == []
+
+
+def test_a_full_prompt_hit_leaves_a_token_to_compute() -> None:
+    kv = KVCacheManager(8, 4)
+    kv.release(filled(kv, list(range(8))))
+    assert hits(kv, list(range(8))) == 4
+    assert hits(kv, list(range(9))) == 8
+    assert hits(kv, [0]) == 0
+    assert hits(kv, []) == 0
+
+
+def test_a_block_counts_only_after_all_before_it() -> None:
+    kv = KVCacheManager(8, 2)
+    kv.release(filled(kv, [1, 2, 3, 4, 5, 6]))
+    assert hits(kv, [9, 9, 3, 4, 5, 6, 7]) == 0
+    assert hits(kv, [1, 2, 9, 9, 5, 6, 7]) == 2
+
+
+def test_contexts_do_not_share() -> None:
+    kv = KVCacheManager(8, 2)
+    kv.release(filled(kv, [1, 2, 3, 4], b"tenant a"))
+    assert hits(kv, [1, 2, 3, 4, 5], b"tenant a") == 4
+    assert hits(kv, [1, 2, 3, 4, 5], b"tenant b") == 0
+    assert hits(kv, [1, 2, 3, 4, 5]) == 0
+
+
+def test_nothing_is_found_without_prefix_caching() -> None:
+    kv = KVCacheManager(8, 2, enable_prefix_caching=False)
+    kv.release(filled(kv, [1, 2, 3, 4]))
+    assert hits(kv, [1, 2, 3, 4, 5]) == 0
+
+
+def test_shared_blocks_are_held_by_each() -> None:
+    kv = KVCacheManager(8, 2)
+    one, two = filled(kv, [1, 2, 3, 4, 5]), filled(kv, [1, 2, 3, 4, 6])
+    assert one.block_ids[:2] == two.block_ids[:2]
+    assert kv.pool.num_used == 4
+    kv.release(one)
+    assert kv.pool.num_used == 3
+    kv.release(two)
+    assert kv.pool.num_used == 0
+    assert kv.pool.check() == []
+
+
+def test_missing_blocks_count_free_hits() -> None:
+    kv = KVCacheManager(8, 2)
+    held = filled(kv, [1, 2, 3, 4])
+    kv.release(filled(kv, [1, 2, 7, 8]))
+    found = kv.find_prefix(kv.table(), [1, 2, 7, 8, 9])
+    assert [block.references for block in found] == [1, 0]
+    assert kv.missing_blocks(found, 5) == 2
+    kv.release(held)
+
+
+def test_keys_are_secret_and_strong() -> None:
+    def keys(hasher: BlockHasher) -> list[bytes]:
+        out: list[bytes] = []
+        hasher.extend(out, hasher.root(), [1, 2, 3, 4], 4)
+        return out
+
+    assert keys(BlockHasher(2)) != keys(BlockHasher(2))
+    assert keys(BlockHasher(2, b"s")) == keys(BlockHasher(2, b"s"))
+    assert len(keys(BlockHasher(2))[0]) == 16
+
+
+@given(
+    tokens=st.lists(st.integers(0, 2**40), max_size=40),
+    block_size=st.integers(1, 5),
+    cuts=st.lists(st.integers(0, 40), max_size=5),
+)
+def test_keys_do_not_depend_on_when_they_are_made(tokens: list[int], block_size: int, cuts: list[int]) -> None:
+    hasher = BlockHasher(block_size, b"s")
+    root = hasher.root()
+    whole: list[bytes] = []
+    hasher.extend(whole, root, tokens, len(tokens))
+    assert len(whole) == len(set(whole)) == len(tokens) // block_size
+    pieces: list[bytes] = []
+    for cut in sorted(min(cut, len(tokens)) for cut in cuts):
+        hasher.extend(pieces, root, tokens, cut)
+    hasher.extend(pieces, root, tokens, len(tokens))
+    assert pieces == whole
