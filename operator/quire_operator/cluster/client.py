@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -203,16 +203,22 @@ class Cluster:
         found = self.client.list(kind, namespace=key.namespace, labels={labels.DEPLOYMENT: key.name})
         return [item async for item in found]
 
-    async def _refusable(self, where: tuple[str, str, str], request: Any) -> Any:
+    async def _refusable(self, where: tuple[str, str, str], request: Awaitable[Any]) -> Any:
         try:
             return await request
         except ApiError as error:
-            if error.status.code is not None and 400 <= error.status.code < 500 and error.status.code != 429:
-                kind, namespace, name = where
-                raise ApplyError(
-                    f"{kind} {namespace}/{name} is refused by the API server: {error.status.message}"
-                ) from error
-            raise
+            if not _is_refusal(error):
+                raise
+            kind, namespace, name = where
+            raise ApplyError(
+                f"{kind} {namespace}/{name} is refused by the API server: {error.status.message}"
+            ) from error
+
+
+def _is_refusal(error: ApiError) -> bool:
+    """The server judged the object, rather than failing to. A field it does not know comes as 500 from server-side apply."""
+    code = error.status.code or 0
+    return (400 <= code < 500 and code != 429) or "failed to create typed patch object" in (error.status.message or "")
 
 
 def _owned_by(body: Body, uid: str) -> bool:

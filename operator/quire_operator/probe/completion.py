@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -109,8 +110,16 @@ class Verifier:
             )
         except (aiohttp.ClientError, OSError) as error:
             return Verification(
-                "Failed", "RouterUnreachable", f"the router at {self._router} cannot be reached: {error}"
+                "Failed", "RouterUnreachable", f"the router at {self._router} cannot be reached: {_cause(error)}"
             )
+
+
+def _cause(error: Exception) -> str:
+    """`Connection refused`, `Name or service not known`: the system's words, without the library's."""
+    inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(inner, OSError) and inner.errno is not None and inner.errno > 0:
+        return os.strerror(inner.errno)
+    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
 
 
 def _judge(text: str) -> Verification:

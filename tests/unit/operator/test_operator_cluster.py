@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from lightkube.core.exceptions import ApiError
 
 from operator_kit import DEFAULTS, KEY, body, owner
 from quire_operator import labels
@@ -73,8 +74,18 @@ async def test_what_the_server_rewrites_is_not_fought_over(api: ScriptedApi, clu
 
 
 async def test_a_refusal_becomes_one_sentence(api: ScriptedApi, cluster: Cluster) -> None:
-    api.refuse["PATCH", SERVICE] = (422, 'unknown field "spec.x"')
-    with pytest.raises(ApplyError, match=r'Service demo/smol is refused by the API server: unknown field "spec.x"'):
+    unknown = "failed to create typed patch object (demo/smol; v1, Kind=Service): .spec.x: field not declared in schema"
+    for code, message in ((422, "spec.x: Invalid value"), (403, "quota exceeded"), (500, unknown)):
+        api.refuse["PATCH", SERVICE] = (code, message)
+        with pytest.raises(ApplyError, match="Service demo/smol is refused by the API server: ") as caught:
+            await cluster.apply(build_service(owner()), None)
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+async def test_a_server_in_trouble_is_no_refusal(api: ScriptedApi, cluster: Cluster, code: int) -> None:
+    api.refuse["PATCH", SERVICE] = (code, "etcd is away")
+    with pytest.raises(ApiError):
         await cluster.apply(build_service(owner()), None)
 
 
