@@ -153,9 +153,8 @@ NB_MODULE(_cpu, m) {
         }
       },
       nullptr);
-  isa();  // a forced choice that cannot be fails the import
 
-  m.def("isa", [] { return isa().name; }, "The instruction set in use.");
+  m.def("isa", [] { return isa().name; }, "The instruction set in use. UnavailableError where QUIRE_CPU_ISA asks for one that cannot be.");
   m.def("available_isas", &isa_names, "Instruction sets this CPU and build have, worst first.");
   m.def("use_isa", [](const std::string& name) { isa() = choose_isa(name); }, nb::arg("name"),
         "Change the instruction set; for tests and benchmarks. Empty: the best.");

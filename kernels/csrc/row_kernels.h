@@ -106,8 +106,8 @@ inline void rope_row(void* head, DType type, const float* cos, const float* sin,
 }
 
 QUIRE_INLINE F silu(F x) {
-  const F power = min(x * splat(-1.4426950408889634f), splat(126.0f));
-  return x / (exp2(power) + 1.0f);
+  const F power = x * splat(-1.4426950408889634f), most = splat(126.0f);
+  return power > most ? F{} : x / (exp2(min(power, most)) + 1.0f);
 }
 
 template <class T>

@@ -39,3 +39,5 @@ __all__ = [
 ]
 
 NAME = "cpu"
+
+isa()  # fails here, not in the first step, where QUIRE_CPU_ISA asks for what this CPU lacks

@@ -81,24 +81,26 @@ def select(device_type: str) -> Selection:
             raise UnavailableError(
                 f"{CHOICE_VARIABLE}=cpu cannot serve tensors on {device_type}; unset it or move them"
             )
-        return Selection(_load_cpu(f"{CHOICE_VARIABLE}=cpu: "))
+        try:
+            return Selection(_load_cpu())
+        except ImportError as error:
+            raise UnavailableError(f"{CHOICE_VARIABLE}=cpu: {_unbuilt(error)}") from error
     if choice:
         raise UnavailableError(f"{CHOICE_VARIABLE} must be ref or cpu, got {choice!r}")
     if device_type == "cpu":
         try:
-            return Selection(_load_cpu(""))
-        except UnavailableError as error:
-            return _fall_back(str(error))
+            return Selection(_load_cpu())
+        except ImportError as error:
+            return _fall_back(_unbuilt(error))
     return _fall_back(f"there are no kernels for {device_type} yet")
 
 
-def _load_cpu(prefix: str) -> Kernels:
-    try:
-        return cast(Kernels, importlib.import_module("quire_kernels.cpu"))
-    except ImportError as error:
-        raise UnavailableError(
-            f"{prefix}the C++ extension cannot be loaded ({error}); build it with `pip install -e ./kernels`"
-        ) from error
+def _load_cpu() -> Kernels:
+    return cast(Kernels, importlib.import_module("quire_kernels.cpu"))
+
+
+def _unbuilt(error: ImportError) -> str:
+    return f"the C++ extension cannot be loaded ({error}); build it with `pip install -e ./kernels`"
 
 
 def _fall_back(reason: str) -> Selection:

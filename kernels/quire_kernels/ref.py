@@ -45,10 +45,7 @@ def paged_attention(
         if begin == end:
             continue
         blocks = block_tables[sequence, : -(-context // block_size)].long()
-        if int(blocks.min()) < 0 or int(blocks.max()) >= num_blocks:
-            raise ArgumentError(
-                f"block_tables[{sequence}] names a block outside 0..{num_blocks - 1}: {int(blocks.min())}..{int(blocks.max())}"
-            )
+        _check_indices(f"block_tables[{sequence}]", blocks, 0, num_blocks - 1)
         keys = key_cache[blocks].reshape(-1, num_kv_heads, head_size)[:context].float()
         values = value_cache[blocks].reshape(-1, num_kv_heads, head_size)[:context].float()
         queries = query[begin:end].float().view(end - begin, num_kv_heads, group, head_size)
@@ -79,16 +76,16 @@ def _check_ragged(starts: list[int], contexts: list[int], num_tokens: int, capac
             )
 
 
+def _check_indices(name: str, indices: Tensor, low: int, high: int) -> None:
+    for index in ((indices < low) | (indices > high)).nonzero().flatten().tolist():
+        raise ArgumentError(f"{name}[{index}] is {int(indices[index])}, outside {low}..{high}")
+
+
 def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """Scatter rows to slots; slot = block * block_size + offset."""
     checks.write_kv(key, value, key_cache, value_cache, slot_mapping)
     num_blocks, block_size = key_cache.shape[:2]
-    if slot_mapping.numel() == 0:
-        return
-    low, high = int(slot_mapping.min()), int(slot_mapping.max())
-    if low < -1 or high >= num_blocks * block_size:
-        bad = low if low < -1 else high
-        raise ArgumentError(f"slot_mapping names slot {bad}, outside -1..{num_blocks * block_size - 1}")
+    _check_indices("slot_mapping", slot_mapping, -1, num_blocks * block_size - 1)
     kept = slot_mapping >= 0
     slots = slot_mapping[kept]
     block, offset = slots // block_size, slots % block_size
@@ -114,18 +111,14 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, 
 def rope(query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate the first 2 * half elements of each head: halves, not pairs."""
     checks.rope(query, key, positions, cos, sin)
-    if positions.numel() == 0:
-        return
-    low, high = int(positions.min()), int(positions.max())
-    if low < 0 or high >= cos.shape[0]:
-        raise ArgumentError(f"positions span {low}..{high}, but cos and sin have rows 0..{cos.shape[0] - 1}")
+    _check_indices("positions", positions, 0, cos.shape[0] - 1)
     c = cos[positions].unsqueeze(1)
     s = sin[positions].unsqueeze(1)
     half = cos.shape[1]
     for heads in (query, key):
         first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
-        heads[..., :half] = (first * c - second * s).to(heads.dtype)
-        heads[..., half : 2 * half] = (second * c + first * s).to(heads.dtype)
+        rotated = torch.cat([first * c - second * s, second * c + first * s], dim=-1)
+        heads[..., : 2 * half] = rotated.to(heads.dtype)
 
 
 def silu_mul(gate_up: Tensor, out: Tensor) -> None:

@@ -58,18 +58,18 @@ def test_equals_torch(
     assert not result[-2:].any()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_equals_torch_for_any_shape(cpu_implementation: str, data: st.DataObject) -> None:
     lengths = data.draw(
         st.lists(
-            st.integers(0, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(n, n + 600))), min_size=1, max_size=6
+            st.integers(0, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(n, n + 560))), min_size=1, max_size=4
         )
     )
-    kv_heads = data.draw(st.integers(1, 4))
+    kv_heads = data.draw(st.integers(1, 3))
     batch = paged_batch(
         lengths,
-        heads=(kv_heads * data.draw(st.integers(1, 9)), kv_heads),
+        heads=(kv_heads * data.draw(st.integers(1, 5)), kv_heads),
         head_size=data.draw(st.integers(1, 130)),
         block_size=data.draw(st.integers(1, 32)),
         dtype=data.draw(st.sampled_from(list(TOLERANCE))),
@@ -156,8 +156,11 @@ def test_nothing_to_do(implementation: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda b: b.block_tables[1].__setitem__(2, b.key_cache.shape[0]), r"block_tables\[1\].*outside 0\.\.6"),
-        (lambda b: b.block_tables[0].__setitem__(0, -1), r"block_tables\[0\].*-1.*outside 0\.\.6"),
+        (
+            lambda b: b.block_tables[1].__setitem__(2, b.key_cache.shape[0]),
+            r"block_tables\[1\]\[2\] is 7, outside 0\.\.6",
+        ),
+        (lambda b: b.block_tables[0].__setitem__(0, -1), r"block_tables\[0\]\[0\] is -1, outside 0\.\.6"),
         (lambda b: b.context_lens.__setitem__(1, 81), r"context_lens\[1\] is 81, more than the 80 slots"),
         (lambda b: b.context_lens.__setitem__(1, 2), r"context_lens\[1\] is 2, less than .* 4 query tokens"),
         (lambda b: b.query_start.__setitem__(1, 9), r"query_start must not decrease, but does at sequence 1"),
