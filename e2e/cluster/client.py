@@ -3,6 +3,7 @@
 Starts and ends nothing. `providers` make these; tests get theirs from `handle.current`.
 """
 
+import codecs
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import selectors
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,7 +120,7 @@ class Cluster:
         ) as process:
             assert process.stdout is not None and process.stderr is not None
             try:
-                yield from _parse_events(process.stdout.fileno(), end)
+                yield from decode_events(_chunks(process.stdout.fileno(), end))
                 if time.monotonic() < end and process.wait(5) != 0:
                     raise CommandError(
                         f"`{' '.join(command)}` failed: {process.stderr.read().decode(errors='replace').strip()}"
@@ -169,29 +170,28 @@ def _namespace(namespace: str | None) -> tuple[str, ...]:
     return ("-n", namespace) if namespace else ()
 
 
-def _parse_events(stream: int, end: float) -> Iterator[Event]:
-    """Decode the concatenated JSON objects that arrive on a pipe until it closes or the time is over."""
-    decoder, text, pending = json.JSONDecoder(), "", b""
+def _chunks(stream: int, end: float) -> Iterator[bytes]:
+    """What arrives on a pipe until it closes or the time is over."""
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
-        while (left := end - time.monotonic()) > 0:
-            if not selector.select(left):
+        while (left := end - time.monotonic()) > 0 and selector.select(left):
+            if not (chunk := os.read(stream, 1 << 16)):
                 return
-            chunk = os.read(stream, 1 << 16)
-            if not chunk:
-                return
-            pending += chunk
+            yield chunk
+
+
+def decode_events(chunks: Iterable[bytes]) -> Iterator[Event]:
+    """Events from concatenated JSON objects that are cut anywhere, also inside a character."""
+    objects, characters, text = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")(), ""
+    for chunk in chunks:
+        text += characters.decode(chunk)
+        while text := text.lstrip():
             try:
-                text, pending = text + pending.decode(), b""
-            except UnicodeDecodeError:  # a character is cut in two; the rest comes
-                continue
-            while text := text.lstrip():
-                try:
-                    document, used = decoder.raw_decode(text)
-                except json.JSONDecodeError:  # the object is cut; the rest comes
-                    break
-                text = text[used:]
-                yield Event(document["type"], document["object"])
+                document, used = objects.raw_decode(text)
+            except json.JSONDecodeError:  # the object is cut; the rest comes
+                break
+            text = text[used:]
+            yield Event(document["type"], document["object"])
 
 
 def shell_exports(cluster: Cluster) -> str:

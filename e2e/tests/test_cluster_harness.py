@@ -125,8 +125,10 @@ def _answers(cluster: Cluster) -> bool:
     return done.returncode == 0
 
 
-@pytest.mark.parametrize("machines", [0, 1, 2])
-def test_a_start_that_is_killed_half_way_leaves_nothing_after_down(provider: LocalProvider, machines: int) -> None:
+@pytest.mark.parametrize(("machines", "daemons"), [(0, 0), (1, 0), (2, 1), (2, 3)])
+def test_a_start_that_is_killed_half_way_leaves_nothing_after_down(
+    provider: LocalProvider, machines: int, daemons: int
+) -> None:
     provider.down()
     environment = os.environ | {
         "PYTHONPATH": HARNESS,
@@ -138,10 +140,13 @@ def test_a_start_that_is_killed_half_way_leaves_nothing_after_down(provider: Loc
 
     def look() -> str | None:
         record = state.load(LAYOUT.state)
-        return None if record and len(record.machines) >= machines else "not that far yet"
+        if record is None or len(record.machines) < machines:
+            return "not that far yet"
+        started = sum(len(machine.daemons) for machine in record.machines.values())
+        return None if started >= daemons else f"{started} daemons are recorded"
 
     try:
-        wait.until(f"a start with {machines} machines", look, deadline_s=60, interval_s=0.002)
+        wait.until(f"a start with {machines} machines and {daemons} daemons", look, deadline_s=60, interval_s=0.002)
     finally:
         start.send_signal(signal.SIGKILL)
         start.wait(10)

@@ -4,8 +4,6 @@ import io
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -206,20 +204,7 @@ def test_a_machines_mount_namespace_is_recognised_on_any_file_system() -> None:
 
 def test_a_watch_is_decoded_across_cut_objects_and_characters() -> None:
     text = '{"type": "ADDED", "object": {"a": "ä"}}\n{"type": "DELETED", "object": {}}\n'.encode()
-    read_end, write_end = os.pipe()
-
-    def write() -> None:
-        for index in range(len(text)):
-            os.write(write_end, text[index : index + 1])
-        os.close(write_end)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        events = list(client._parse_events(read_end, time.monotonic() + 30))
-    finally:
-        writer.join()
-        os.close(read_end)
+    events = list(client.decode_events(text[index : index + 1] for index in range(len(text))))
     assert events == [client.Event("ADDED", {"a": "ä"}), client.Event("DELETED", {})]
 
 
