@@ -57,15 +57,17 @@ async def encode_chat(
     variables: dict[str, Any] | None = None,
 ) -> list[int]:
     """Ids of a conversation."""
-    tokenizer = frontend.tokenizer
-    size = sum(len(_text(message, i) or "") for i, message in enumerate(messages))
-    _check_size(frontend, tokenizer, size, "messages")
-    plain = [_plain(message, i, tokenizer) for i, message in enumerate(messages)]
+    tokenizer, limit = frontend.tokenizer, frontend.ready.max_model_len
+    if len(messages) > limit:  # no template writes a message without a token
+        raise _too_long(f"there are {len(messages)} messages", limit, "messages")
 
     def run() -> list[int]:
+        plain = [_plain(message, i, tokenizer) for i, message in enumerate(messages)]
+        _check_size(frontend, tokenizer, sum(len(message["content"]) for message in plain), "messages")
         return tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt, variables=variables)
 
-    return run() if size + 100 * len(messages) < IN_THREAD_CHARS else await asyncio.to_thread(run)
+    short = len(messages) < 100 and sum(_roughly(message) for message in messages) < IN_THREAD_CHARS
+    return run() if short else await asyncio.to_thread(run)
 
 
 def fitted(frontend: Frontend, prompts: Sequence[list[int]], body: Sampling) -> list[SamplingParams]:
@@ -126,6 +128,11 @@ def checked_ids(frontend: Frontend, token_ids: list[int], param: str) -> list[in
             f"token ids in {param} must be between 0 and {bound - 1}, got {wrong}", param=param, code="invalid_value"
         )
     return token_ids
+
+
+def _roughly(message: ChatMessage) -> int:
+    """Characters of a message's content, or a lot where that is not seen at once."""
+    return len(message.content or "") if not isinstance(message.content, list) else IN_THREAD_CHARS
 
 
 def _text(message: ChatMessage, index: int) -> str | None:

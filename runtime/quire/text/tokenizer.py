@@ -7,7 +7,7 @@ from being matched (the normaliser that removes them runs after special tokens w
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +20,9 @@ from quire.text.chat import BREAK, ChatTemplate, Message
 from quire.text.pieces import Pieces
 from quire.text.stream import Detokenizer, TextStream
 from quire.text.vocabulary import Vocabulary
+
+LONG_CHARS = 4096
+"""From here on a text is encoded by the call that lets other threads run meanwhile (it costs a little more to start)."""
 
 
 class Tokenizer:
@@ -42,7 +45,7 @@ class Tokenizer:
         self.chat = ChatTemplate(
             vocabulary.templates, name=self.name, tokens=vocabulary.template_tokens, special=tuple(self._special)
         )
-        self._control = re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))) or r"(?!)")
+        self._spelling = {i: token for token, i in self._special.items()}
         self._uncounted = {vocabulary.unk_id}
         backend_adds = self.bos_id is not None and self._backend.encode("").ids[:1] == [self.bos_id]
         self.adds_bos = self.bos_id is not None and (backend_adds if vocabulary.add_bos is None else vocabulary.add_bos)
@@ -53,7 +56,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a raw prompt: special tokens in it count as such; exactly one begin token where the model wants one."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._ids(text, add_special_tokens)
         if not add_special_tokens or self.bos_id is None:
             return ids
         has_bos = ids[:1] == [self.bos_id]
@@ -62,6 +65,13 @@ class Tokenizer:
         doubled = ids[:2] == [self.bos_id, self.bos_id]
         unwanted = has_bos and not self.adds_bos and self._backend_adds_bos
         return ids[1:] if doubled or unwanted else ids
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) < LONG_CHARS:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:
+            ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""
@@ -84,8 +94,8 @@ class Tokenizer:
         """Ids of a conversation; the template alone decides about begin and turn tokens. Raises RequestError."""
         text = self.chat.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
         ids = self.encode(text, add_special_tokens=False)
-        written = len(self._control.findall(text))
-        if sum(i in self.special_ids and i not in self._uncounted for i in ids) > written:
+        found = Counter(i for i in ids if i in self.special_ids)
+        if any(count > text.count(self._spelling[i]) for i, count in found.items() if i not in self._uncounted):
             raise RequestError(
                 "messages must not contain control tokens of the model", param="messages", code="control_token"
             )
