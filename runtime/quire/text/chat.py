@@ -128,10 +128,12 @@ class Defuser:
                 while at >= 0:
                     cuts.add(at + 1)
                     at = text.find(token, at + 1)
-        end = len(text.rstrip())
-        cuts |= {end - size + 1 for size in range(1, self._longest) if text[end - size : end] in self._beginnings}
-        begin = len(text) - len(text.lstrip())
-        cuts |= {begin + size - 1 for size in range(1, self._longest) if text[begin : begin + size] in self._endings}
+        begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+        for size in range(1, min(self._longest, end - begin + 1)):
+            if text[end - size : end] in self._beginnings:
+                cuts.add(end - size + 1)
+            if text[begin : begin + size] in self._endings:
+                cuts.add(begin + size - 1)
         if not cuts:
             return text
         edges = [0, *sorted(cuts), len(text)]
