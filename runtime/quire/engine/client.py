@@ -112,7 +112,7 @@ class EngineClient:
             shutil.rmtree(self._endpoints.folder, ignore_errors=True)
 
     async def _end(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
-        if not exited.done():
+        if not exited.done() and hasattr(self, "ready"):  # before that it listens to nothing
             with contextlib.suppress(zmq.Again):
                 await self._requests.send(wire.encoder.encode(Shutdown()), zmq.NOBLOCK)
             await asyncio.wait([exited], timeout=CLOSE_DEADLINE_S)

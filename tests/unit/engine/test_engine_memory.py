@@ -1,0 +1,104 @@
+"""The memory plan: what it adds up, and what it says where that is too much."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from quire.config import EngineConfig, parse_bytes
+from quire.engine.host import HostMemory
+from quire.engine.memory import MemoryPlan, plan
+from quire.errors import ModelError
+from quire.models.description import DecoderDescription, Rope
+
+MIB = 1 << 20
+SMOL = DecoderDescription(
+    architecture="llama",
+    num_layers=30,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    num_kv_heads=3,
+    head_size=64,
+    vocab_size=49152,
+    max_model_len=8192,
+    norm_eps=1e-5,
+    rope=Rope(theta=100_000.0, dim=64),
+    tie_embeddings=True,
+)
+
+
+def planned(mib: int, *, limited: bool = True, **config: object) -> MemoryPlan:
+    memory = HostMemory(available=mib * MIB, limited=limited, limit=(mib + 300) * MIB)
+    settings = EngineConfig(model="smol", **config)  # type: ignore[arg-type]
+    return plan(SMOL, settings, dtype_bytes=4, kv_dtype_bytes=4, host=memory)
+
+
+def refused(mib: int, *, limited: bool = True, **config: object) -> str:
+    with pytest.raises(ModelError) as caught:
+        planned(mib, limited=limited, **config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_sum() -> None:
+    result = planned(4000)
+    assert result.weights == 4 * (SMOL.num_parameters() + 49152 * 576)
+    assert result.kv_pool == result.num_blocks * 16 * SMOL.kv_elements_per_token() * 4
+    assert result.total <= 0.9 * 4000 * MIB
+    assert result.total > 0.9 * 4000 * MIB - 2 * MIB
+    assert result.max_model_len == 8192
+    assert str(result).startswith("memory plan: weights 621 MiB + activations ")
+    assert f"({result.num_blocks} blocks of 16 tokens)" in str(result)
+    assert "of 4,000 MiB available" in str(result)
+
+
+def test_without_a_limit_the_pool_is_modest_and_never_larger_than_of_use() -> None:
+    assert planned(8000, limited=False).kv_pool <= 0.25 * 8000 * MIB
+    assert planned(4_000_000, limited=False, max_num_seqs=2, max_model_len=1024).num_blocks == 128
+    assert planned(4_000_000, max_num_seqs=1).num_blocks == 512
+
+
+def test_a_smaller_pool_shortens_the_model_only_where_no_length_was_asked_for() -> None:
+    result = planned(1000)
+    assert result.max_model_len == result.num_blocks * 16 < 8192
+    message = refused(1000, max_model_len=8192)
+    fits = int(re.search(r"--max-model-len (\d+) fits", message).group(1))  # type: ignore[union-attr]
+    assert message.startswith("--max-model-len 8192 needs a KV pool of 360 MiB (512 blocks)")
+    assert planned(1000, max_model_len=fits).max_model_len == fits
+
+
+def test_weights_that_do_not_fit() -> None:
+    message = refused(500)
+    assert message.startswith("smol does not fit the memory: weights 621 MiB + activations ")
+    assert "are more than 90% of the 500 MiB that the container's limit leaves; raise the limit to " in message
+    needed = int(re.search(r"raise the limit to ([\d,]+) MiB", message).group(1).replace(",", ""))  # type: ignore[union-attr]
+    assert planned(needed - 300).max_model_len == 8192
+    assert "--dtype bfloat16" in message
+    assert "are free; free memory to" in refused(500, limited=False)
+
+
+def test_a_step_that_does_not_fit_names_one_that_does() -> None:
+    message = refused(900, max_num_batched_tokens=8192)
+    budget = int(re.search(r"--max-num-batched-tokens (\d+) fits", message).group(1))  # type: ignore[union-attr]
+    assert planned(900, max_num_batched_tokens=budget, max_num_seqs=min(64, budget)).num_blocks >= 1
+
+
+def test_explicit_pools() -> None:
+    assert planned(4000, num_blocks=40).num_blocks == 40
+    assert planned(4000, kv_cache_memory="512Mi").kv_pool <= 512 * MIB
+    assert planned(4000, kv_cache_memory="512Mi").kv_pool > 511 * MIB
+    message = refused(2000, kv_cache_memory="4Gi")
+    fits = re.search(r"--kv-cache-memory (\d+Mi) fits", message).group(1)  # type: ignore[union-attr]
+    assert planned(2000, kv_cache_memory=fits).kv_pool <= parse_bytes(fits, flag="")
+    message = refused(2000, num_blocks=100_000)
+    blocks = int(re.search(r"--num-blocks (\d+) fits", message).group(1))  # type: ignore[union-attr]
+    assert planned(2000, num_blocks=blocks).num_blocks == blocks
+    assert "is less than one KV block (720.0 KiB); raise it" in refused(4000, kv_cache_memory="1Ki")
+    message = refused(4000, num_blocks=10, max_model_len=1000)
+    assert message.endswith("--max-model-len 160 fits, and so does --num-blocks 63")
+
+
+def test_swap_counts() -> None:
+    assert planned(4000, swap_space="1Gi").num_blocks < planned(4000).num_blocks - 1000

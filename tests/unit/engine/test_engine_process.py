@@ -1,0 +1,237 @@
+"""The engine process: it answers, idles without work, dies with its parent, and says why it died."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from quire.config import EngineConfig
+from quire.engine.client import EngineClient
+from quire.engine.startup import build
+from quire.errors import ConfigError, EngineDeadError, ModelError
+from quire.request import AddRequest, FinishReason, SamplingParams, StepOutputs
+from quire_testing.tiny_llama import greedy, make_model, save_folder
+
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(make_model(), tmp_path_factory.mktemp("tiny"))
+
+
+def config(folder: Path | str, **changes: object) -> EngineConfig:
+    return EngineConfig(model=str(folder), dtype="float32", cpu_threads=1, num_blocks=64, **changes)  # type: ignore[arg-type]
+
+
+def request(name: str, prompt: list[int], max_tokens: int = 8) -> AddRequest:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return AddRequest(request_id=name, prompt_token_ids=prompt, params=params, arrival_s=time.monotonic())
+
+
+@pytest.fixture
+async def client(folder: Path) -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(config(folder), deadline_s=DEADLINE_S, log_level="warning")
+    yield client
+    await client.close()
+
+
+async def first(client: EngineClient, wanted: str) -> StepOutputs:
+    """The first report with a delta for a request."""
+    async with asyncio.timeout(30):
+        async for step in client.outputs():
+            if any(delta.request_id == wanted for delta in step.deltas):
+                return step
+    raise AssertionError("the outputs ended")
+
+
+def test_it_is_ready_and_answers(folder: Path) -> None:
+    async def talk() -> None:
+        client = await EngineClient.start(config(folder), deadline_s=DEADLINE_S, log_level="warning")
+        ready = client.ready
+        assert (ready.block_size, ready.num_blocks, ready.max_model_len, ready.vocab_size) == (16, 64, 512, 199)
+        assert set(ready.startup_s) == {"import", "config", "weights", "kv_pool", "warmup", "total"}
+        assert ready.startup_s["total"] == pytest.approx(sum(ready.startup_s.values()) / 2)
+        assert ready.info["dtype"] == "float32"
+        for name in "abc":
+            await client.add(request(name, [5, 6, ord(name)]))
+        await client.add(request("bad", []))
+        got: dict[str, list[int]] = {}
+        errors: dict[str, str | None] = {}
+        async with asyncio.timeout(30):
+            async for step in client.outputs():
+                for delta in step.deltas:
+                    got.setdefault(delta.request_id, []).extend(delta.token_ids)
+                    if delta.finish_reason is FinishReason.ERROR:
+                        errors[delta.request_id] = delta.error
+                if len(errors) == 1 and all(len(got.get(name, [])) == 8 for name in "abc"):
+                    break
+        model = make_model()
+        model.generation_config.eos_token_id = None
+        assert got == {"bad": [], **{name: greedy(model, [5, 6, ord(name)], 8) for name in "abc"}}
+        assert errors == {"bad": "the prompt is empty; it must have at least one token"}
+        pid, sockets = client.pid, client._endpoints.folder
+        await client.close()
+        await client.close()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        assert not sockets.exists()
+        with pytest.raises(EngineDeadError):
+            await client.add(request("late", [1]))
+
+    asyncio.run(talk())
+
+
+async def test_idle_it_reports_once_a_second_and_burns_nothing(client: EngineClient) -> None:
+    def cpu_s() -> float:
+        fields = Path(f"/proc/{client.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    beats: list[float] = []
+    used = 0.0
+    async with asyncio.timeout(30):
+        async for step in client.outputs():
+            assert step.deltas == []
+            assert (step.stats.num_running, step.stats.num_blocks_used, step.stats.step_s) == (0, 0, 0.0)
+            beats.append(step.stats.heartbeat_s)
+            if len(beats) == 1:
+                used = cpu_s()
+            if len(beats) == 4:
+                break
+    assert cpu_s() - used <= 0.1
+    assert all(0.9 < later - earlier < 3.0 for earlier, later in itertools.pairwise(beats))
+
+
+async def test_abort_frees_blocks_within_the_step(client: EngineClient) -> None:
+    await client.add(request("long", [1, 2, 3], max_tokens=500))
+    step = await first(client, "long")
+    assert step.stats.num_blocks_used > 0
+    await client.abort(["long", "unknown"])
+    async with asyncio.timeout(30):
+        async for step in client.outputs():
+            if step.stats.num_running == 0:
+                break
+    assert step.stats.num_blocks_used == 0
+    await client.add(request("next", [4]))
+    assert (await first(client, "next")).deltas[0].request_id == "next"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSEGV])
+async def test_a_killed_engine_is_noticed_at_once(client: EngineClient, sent: signal.Signals) -> None:
+    await client.add(request("a", [1], max_tokens=500))
+    await first(client, "a")
+    os.kill(client.pid, sent)
+    began = time.monotonic()
+    with pytest.raises(EngineDeadError, match=f"the engine process was killed by {sent.name}"):
+        async with asyncio.timeout(5):
+            async for _ in client.outputs():
+                pass
+    assert time.monotonic() - began < 5
+    with pytest.raises(EngineDeadError, match=sent.name):
+        await client.add(request("b", [1]))
+    with pytest.raises(EngineDeadError, match=sent.name):
+        await client.abort(["a"])
+
+
+async def test_a_step_that_fails_ends_the_engine_with_its_cause(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # the interpreter of the engine process runs this at its start
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'quire.engine.process' in sys.orig_argv:\n"
+        "    from quire.engine.runner import ModelRunner\n"
+        "    run = ModelRunner.run\n"
+        "    def failing(self, plan):\n"
+        "        if plan.scheduled[0].sequence.request_id == 'boom':\n"
+        "            raise RuntimeError('the device is on fire')\n"
+        "        return run(self, plan)\n"
+        "    ModelRunner.run = failing\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    client = await EngineClient.start(config(folder), deadline_s=DEADLINE_S, log_level="critical")
+    await client.add(request("boom", [1]))
+    with pytest.raises(EngineDeadError, match="the engine failed: RuntimeError: the device is on fire"):
+        await first(client, "boom")
+    assert client._exited is not None
+    assert await asyncio.wait_for(client._exited, 5) == 1
+    with pytest.raises(EngineDeadError, match="the device is on fire"):
+        await client.add(request("b", [1]))
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model": "/nowhere"}, ModelError, "/nowhere does not exist"),
+        ({"device": "cuda"}, ConfigError, "--device cuda: torch finds no CUDA device here"),
+    ],
+)
+async def test_a_start_that_cannot_be_says_why(
+    folder: Path, changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await EngineClient.start(config(folder).model_copy(update=changes), deadline_s=DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"max_model_len": 100_000}, ConfigError, "--max-model-len 100000 is more than the 512 tokens"),
+        ({"max_model_len": 500, "num_blocks": 4}, ModelError, "--max-model-len 64 fits"),
+        ({"kv_cache_memory": "9999Gi", "num_blocks": None}, ModelError, "--kv-cache-memory 9999Gi does not fit"),
+    ],
+)
+def test_a_configuration_that_cannot_be_says_why(
+    folder: Path, changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build(config(folder).model_copy(update=changes))
+
+
+async def test_a_start_that_takes_too_long_is_ended(folder: Path) -> None:
+    with pytest.raises(EngineDeadError, match="the engine was not ready within 0 s"):
+        await EngineClient.start(config(folder), deadline_s=0.01)
+
+
+PARENT = """
+import asyncio, sys
+from quire.config import EngineConfig
+from quire.engine.client import EngineClient
+
+async def main():
+    config = EngineConfig(model=sys.argv[1], cpu_threads=1, num_blocks=64)
+    client = await EngineClient.start(config, deadline_s=120, log_level="error")
+    print(client.pid, client._endpoints.folder, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_the_engine_dies_with_its_parent(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid, sockets = parent.stdout.readline().split()
+        engine = os.pidfd_open(int(pid))
+        parent.kill()
+    os.set_blocking(engine, False)
+    try:
+        poller = select.poll()
+        poller.register(engine)
+        assert poller.poll(5_000), "the engine outlived its parent by 5 s"
+    finally:
+        os.close(engine)
+        for socket in Path(sockets).glob("*"):
+            socket.unlink()
+        Path(sockets).rmdir()
