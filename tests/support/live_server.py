@@ -68,9 +68,8 @@ async def live_server(
     """Serve until the block ends. attach: whether the engine is up."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    frontend = Frontend(
-        ServeConfig(model="tiny", served_model_name=("tiny", "alias"), port=port, **config), clock=clock
-    )
+    fields = {"model": "tiny", "served_model_name": ("tiny", "alias"), "port": port, **config}
+    frontend = Frontend(ServeConfig.model_validate(fields), clock=clock)
     if attach:
         frontend.attach(engine, load_tokenizer(write_tokenizer(folder), name="tiny"), {})
     server = uvicorn.Server(

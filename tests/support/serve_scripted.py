@@ -34,7 +34,9 @@ async def start() -> Engine:
 
 
 def run(_: object, **__: object) -> None:
-    config = ServeConfig(model=sys.argv[1], host="127.0.0.1", port=int(sys.argv[2]), drain_timeout=float(sys.argv[4]))
+    config = ServeConfig.model_validate(
+        {"model": sys.argv[1], "host": "127.0.0.1", "port": int(sys.argv[2]), "drain_timeout": float(sys.argv[4])}
+    )
     raise SystemExit(serve(config, start, say=lambda text: print(text, flush=True)))
 
 

@@ -22,7 +22,7 @@ def build_tokenizer(template_bos: bool = False) -> Tokenizer:
     """The tokenizer itself."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*SPECIAL, *alphabet, *(merge.replace(" ", "") for merge in MERGES)]
-    merges = [tuple(merge.split(" ")) for merge in MERGES]
+    merges = [(left, right) for left, right in (merge.split(" ") for merge in MERGES)]
     tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -78,6 +78,14 @@ def test_neighbouring_strings_do_not_join_to_a_marker(left: str, right: str) -> 
     assert joined.replace(BREAK, "") == left + right
 
 
+@pytest.mark.parametrize("cut", range(1, len(SPECIAL[1])))
+def test_a_piece_of_a_marker_does_not_join_with_the_templates_text(cut: int) -> None:
+    left, right = SPECIAL[1][:cut], SPECIAL[1][cut:]
+    for joined in (DEFUSER.text(left + " ").rstrip() + right, left + DEFUSER.text("\n" + right).lstrip()):
+        assert SPECIAL[1] not in joined
+        assert joined.replace(BREAK, "") == SPECIAL[1]
+
+
 def test_markers_in_tools_and_extra_fields_are_text_too(tmp_path: Path) -> None:
     template = "{{ tools | tojson }}{{ tools | tojson(ensure_ascii=True) }}{{ messages[0].name }}{{ note }}"
     tokenizer = load_tokenizer(write_tokenizer(tmp_path, template=template))

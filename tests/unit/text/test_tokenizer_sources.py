@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from quire.errors import ModelError
 from quire.models import bundled
@@ -118,6 +118,21 @@ def test_folder_end_ids_come_from_generation_config_too(tmp_path: Path) -> None:
     params = tokenizer.resolve(SamplingParams(stop=("<|im_start|>", "x"), stop_token_ids=(7,)), room=5)
     assert (params.stop, set(params.stop_token_ids), params.max_tokens) == (("x",), {7, 1, 2, 0}, 5)
     assert tokenizer.resolve(SamplingParams(ignore_eos=True, max_tokens=3), room=5).stop_token_ids == ()
+
+
+@pytest.mark.parametrize(("add_bos", "begins"), [(None, 1), (True, 1), (False, 0)])
+def test_folder_begin_token_is_there_exactly_once(tmp_path: Path, add_bos: bool | None, begins: int) -> None:
+    write_tokenizer(tmp_path, **({} if add_bos is None else {"add_bos_token": add_bos}))
+    backend = build_tokenizer()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", pair="<|im_start|> $A $B", special_tokens=[("<|im_start|>", 1)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("hi").count(1) == begins
+    assert tokenizer.encode("<|im_start|>hi").count(1) == 1
+    assert tokenizer.encode("hi", add_special_tokens=False).count(1) == 0
+    assert tokenizer.encode("x" * 5000).count(1) == begins
 
 
 def test_folder_faults_name_the_file(tmp_path: Path) -> None:
