@@ -250,7 +250,7 @@ class Watcher:
         try:
             message = json.loads(content).get("message") or ""
         except (ValueError, AttributeError):
-            message = content[:200].decode(errors="replace")
+            message = content[:200].decode(errors="replace").strip()
         if status == 410:
             raise GoneError(f"the resource version of {self.where} is too old")
         hint = {
