@@ -25,11 +25,20 @@ class Event:
 _QUIET = frozenset({"Loading", "Verifying", "RollingOut", "ScaledToZero", "NoPods", "NotYetReported", "NotYetMeasured"})
 """Reasons that are ordinary on the way: shown as conditions, not worth an event."""
 
+_NEED_PODS = frozenset({"MetricsAvailable", "ScalingActive"})
+"""Without a ready pod there is nothing to measure, and that is told elsewhere."""
+
 
 def events_between(before: Status, after: Status) -> tuple[Event, ...]:
     """What happened from the one to the other."""
     old = {condition.type: condition for condition in before.conditions}
-    return tuple(event for condition in after.conditions for event in _of(old.get(condition.type), condition))
+    serving = any(condition.type == "Available" and condition.status == "True" for condition in after.conditions)
+    return tuple(
+        event
+        for condition in after.conditions
+        if serving or condition.type not in _NEED_PODS
+        for event in _of(old.get(condition.type), condition)
+    )
 
 
 def _of(before: Condition | None, after: Condition) -> Iterator[Event]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from quire_operator.errors import SettingsError
-from quire_operator.settings import load_settings
+from quire_operator.settings import PREFIX, Settings, load_settings
 
 
 def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +34,11 @@ def test_a_bad_one_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: s
     monkeypatch.setenv(f"QUIRE_OPERATOR_{name}", value)
     with pytest.raises(SettingsError, match=f"QUIRE_OPERATOR_{name}='{value}'"):
         load_settings()
+
+
+def test_each_setting_is_documented_with_its_default() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "operator.md").read_text()
+    for name, field in Settings.model_fields.items():
+        default = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+        shown = "-" if field.default == () else f"`{default}`"
+        assert f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |" in text, name

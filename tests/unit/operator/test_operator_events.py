@@ -1,0 +1,70 @@
+"""Events: one when a reason appears, none while it stays, none for what is ordinary."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire_operator.api import Condition, Status
+from quire_operator.status import events_between
+
+
+def status(*conditions: tuple[str, str, str], message: str = "why") -> Status:
+    return Status.model_validate(
+        {
+            "conditions": [
+                Condition.model_validate(
+                    {
+                        "type": kind,
+                        "status": truth,
+                        "reason": reason,
+                        "message": message,
+                        "last_transition_time": "2026-01-01T00:00:00Z",
+                        "observed_generation": 1,
+                    }
+                )
+                for kind, truth, reason in conditions
+            ]
+        }
+    )
+
+
+CRASHING = ("Ready", "False", "CrashLoopBackOff")
+SERVING = ("Available", "True", "ReplicasReady")
+
+
+def test_a_reason_that_stays_is_told_once_even_if_its_words_change() -> None:
+    (event,) = events_between(status(("Ready", "False", "Loading")), status(CRASHING))
+    assert (event.kind, event.reason, event.message) == ("Warning", "CrashLoopBackOff", "why")
+    assert events_between(status(CRASHING), status(CRASHING, message="other pod")) == ()
+
+
+def test_ready_is_told_when_it_comes() -> None:
+    (event,) = events_between(status(CRASHING), status(("Ready", "True", "Answering")))
+    assert (event.kind, event.reason) == ("Normal", "Ready")
+    assert events_between(status(("Ready", "True", "Answering")), status(("Ready", "True", "Answering"))) == ()
+
+
+@pytest.mark.parametrize("reason", ["Loading", "Verifying", "RollingOut", "ScaledToZero"])
+def test_the_ordinary_way_is_no_event(reason: str) -> None:
+    assert events_between(Status.model_validate({}), status(("Ready", "False", reason))) == ()
+
+
+def test_available_says_nothing_that_ready_does_not() -> None:
+    crashing = ("Available", "False", "CrashLoopBackOff")
+    assert len(events_between(Status.model_validate({}), status(CRASHING, crashing))) == 1
+
+
+def test_missing_metrics_are_news_only_while_pods_serve() -> None:
+    missing = ("MetricsAvailable", "False", "MetricMissing")
+    assert events_between(Status.model_validate({}), status(missing)) == ()
+    (event,) = events_between(status(SERVING), status(SERVING, missing))
+    assert event.reason == "MetricMissing"
+    (again,) = events_between(status(SERVING, missing), status(SERVING, ("MetricsAvailable", "True", "Measured")))
+    assert (again.kind, again.reason) == ("Normal", "MetricsAvailableAgain")
+
+
+def test_the_end_of_a_rollout_is_told_the_end_of_scaling_is_not() -> None:
+    done = ("Progressing", "False", "Complete")
+    (event,) = events_between(status(("Progressing", "True", "RollingOut")), status(done))
+    assert event.reason == "RolloutComplete"
+    assert events_between(status(("Progressing", "True", "Scaling")), status(done)) == ()
