@@ -1,0 +1,90 @@
+"""The embedded model answers sensibly, and exactly as transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quire.models import bundled
+from quire.models.loader import inspect
+from quire.models.source import resolve
+from quire.request import SamplingParams
+from quire.text import Tokenizer, load_tokenizer
+from quire_testing.cores import generate, make_core
+from quire_testing.tiny_llama import greedy
+
+pytestmark = pytest.mark.model
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Write a haiku about the sea.",
+    "List three prime numbers.",
+    "Translate 'good morning' into French.",
+    "Why is the sky blue?",
+    "Explain how a bicycle stays upright, in two sentences.",
+    "def fibonacci(n):",
+    "Wie heißt die Hauptstadt von Österreich? 🎼",
+]
+NUM_TOKENS = 24
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(bundled.pull("smollm2"))
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    return [tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[Any]:
+    path = bundled.pull("smollm2")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model.generation_config.pad_token_id = 0
+    yield model
+    torch.set_num_threads(threads)
+
+
+def transformers_tokens(reference: Any, prompt: list[int], answer: list[int]) -> list[int]:
+    """transformers' most likely token after the prompt and after each token of an answer but the last.
+
+    Where this is the answer itself, greedy generation gives it too, at a fraction of the cost.
+    """
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    return tokens
+
+
+def test_greedy_answers_alone(reference: Any, prompts: list[list[int]], tokenizer: Tokenizer) -> None:
+    core = make_core("smollm2", enable_prefix_caching=False)
+    answers = [generate(core, [prompt], GREEDY)[0] for prompt in prompts[:3]]
+    assert answers[:2] == [greedy(reference, prompt, NUM_TOKENS) for prompt in prompts[:2]]
+    assert answers[2] == transformers_tokens(reference, prompts[2], answers[2])
+    assert tokenizer.decode(answers[0]) == "The capital of France is Paris."
+
+
+def test_greedy_answers_in_a_mixed_batch_with_chunks_hits_and_preemption(
+    reference: Any, prompts: list[list[int]]
+) -> None:
+    core = make_core("smollm2", num_blocks=26, block_size=8, max_num_batched_tokens=40, max_num_seqs=6)
+    answers = generate(core, prompts, GREEDY, every=2)
+    assert core.scheduler.counters.preemptions > 0
+    assert core.scheduler.counters.prefix_hits > 0
+    assert answers == [transformers_tokens(reference, *pair) for pair in zip(prompts, answers, strict=True)]
+
+
+def test_its_description() -> None:
+    description = inspect(resolve("smollm2")).description
+    assert description.num_parameters() == 134_515_008
+    assert (description.max_model_len, description.eos_token_ids) == (8192, (2,))
+    assert description.tie_embeddings
