@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +164,7 @@ class Builder:
             ref=full_ref(name, tag),
             arguments={
                 "BASE": self.base_ref,
+                "RUN_ID": uuid.uuid4().hex,
                 "WHEELS_ID": host.find_links.identity,
                 "VERSION": version(),
                 "REVISION": revision(),

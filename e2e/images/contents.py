@@ -103,7 +103,7 @@ def _manifest(tar: tarfile.TarFile, archive: Path) -> dict[str, Any]:
 
 
 def _entries(tar: tarfile.TarFile, layer: str) -> Iterator[Entry]:
-    with _file(tar, layer) as file, tarfile.open(fileobj=file, mode="r|*") as inner:
+    with _file(tar, layer) as file, tarfile.open(fileobj=file, mode="r:*") as inner:
         for member in inner:
             path = member.name.removeprefix("./").strip("/")
             if path and path != ".":

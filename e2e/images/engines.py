@@ -89,14 +89,16 @@ def build_flags(request: BuildRequest) -> list[str]:
 
 
 def current_step(lines: Sequence[str]) -> str:
-    """Where a build is: `stage torch (5 of 13): Downloading …` for buildah and podman, docker's own line otherwise."""
-    last = last_line(lines)
-    for line in reversed(lines):
-        if match := re.match(r"(?:\[(\d+)/(\d+)\] )?STEP \d+/\d+: FROM \S+(?: AS (\S+))?", line):
-            at, of, stage = match.groups()
-            where = f"stage {stage or 'final'}" + (f" ({at} of {of})" if at else "")
-            return f"{where}: " + re.sub(r"--mount=.+? |^.*STEP \d+/\d+: ", "", last)
-    return last
+    """Where a build is: `stage torch (5/13): Downloading …` for buildah and podman, docker's own line otherwise."""
+    stages: dict[str, str] = {}
+    where = ""
+    for line in lines:  # stages of buildah take turns: a STEP line carries the stage's number, only its FROM the name
+        if match := re.match(r"(?:\[(\d+/\d+)\] )?STEP \d+/\d+: (?:FROM \S+(?: AS (\S+))?)?", line):
+            number, name = match[1] or "", match[2]
+            if " FROM " in line:
+                stages[number] = name or "final"
+            where = f"stage {stages.get(number, '?')}{f' ({number})' if number else ''}: "
+    return where + re.sub(r"--mount=\S+ +|^.*STEP \d+/\d+: ", "", last_line(lines))
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,13 @@ class Docker(CommandLine):
 
     def export(self, ref: str, archive: Path, progress: Progress, log: Path) -> None:
         command = [self.name, "save", "--output", str(archive), ref]
-        stream(command, title=f"write {archive.name}", log=log, deadline_s=EXPORT_DEADLINE_S, progress=progress)
+        stream(
+            command,
+            title=f"write the archive of {ref.partition('/')[2]}",
+            log=log,
+            deadline_s=EXPORT_DEADLINE_S,
+            progress=progress,
+        )
 
 
 class Podman(CommandLine):
@@ -200,7 +208,13 @@ class Podman(CommandLine):
 
     def export(self, ref: str, archive: Path, progress: Progress, log: Path) -> None:
         command = [self.name, "save", "--format", "docker-archive", "--output", str(archive), ref]
-        stream(command, title=f"write {archive.name}", log=log, deadline_s=EXPORT_DEADLINE_S, progress=progress)
+        stream(
+            command,
+            title=f"write the archive of {ref.partition('/')[2]}",
+            log=log,
+            deadline_s=EXPORT_DEADLINE_S,
+            progress=progress,
+        )
 
 
 class Buildah(CommandLine):
@@ -235,7 +249,7 @@ class Buildah(CommandLine):
         environment = {**os.environ, **dict(self.extra_environment)}
         stream(
             command,
-            title=f"write {archive.name}",
+            title=f"write the archive of {ref.partition('/')[2]}",
             log=log,
             deadline_s=EXPORT_DEADLINE_S,
             progress=progress,

@@ -29,8 +29,8 @@ def stage(name: str, stage_name: str) -> list[str]:
     return stages[stage_name]
 
 
-def test_both_share_the_python_and_tools_stages_byte_for_byte() -> None:
-    for name in ("python", "tools"):
+def test_both_share_their_first_stages_byte_for_byte() -> None:
+    for name in ("python", "tools", "installer"):
         assert stage("runtime", name) == stage("operator", name)
 
 

@@ -124,7 +124,8 @@ def test_tags_of_a_repository(programs: Path, tmp_path: Path) -> None:
     ("output", "step"),
     [
         (["[5/13] STEP 1/4: FROM 0c08 AS torch", "[5/13] STEP 4/4: RUN --mount=type=secret,id=x pip", " Downloading torch"],
-         "stage torch (5 of 13): Downloading torch"),
+         "stage torch (5/13): Downloading torch"),
+        (["[2/3] STEP 1/2: FROM a AS x", "[3/3] STEP 1/9: FROM b", "[2/3] STEP 2/2: RUN make", "cc"], "stage x (2/3): cc"),
         (["STEP 1/2: FROM x", "STEP 2/2: RUN --mount=type=secret,id=x pip install"], "stage final: RUN pip install"),
         (["#12 [torch 3/3] RUN pip", "#12 4.1 Collecting torch", ""], "#12 4.1 Collecting torch"),
         ([], ""),
