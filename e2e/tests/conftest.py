@@ -43,7 +43,9 @@ def namespace(stack: Cluster) -> Iterator[str]:
     stack.kubectl("create", "namespace", name)
     stack.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", name, "--timeout=60s")
     yield name
-    stack.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s")
+    stack.kubectl("delete", "llmd", "--all", "--namespace", name, "--timeout=60s", deadline_s=70)
+    stack.kubectl("wait", "pods", "--all", "--namespace", name, "--for=delete", "--timeout=120s", deadline_s=130)
+    stack.kubectl("delete", "namespace", name, "--timeout=120s", deadline_s=130)
 
 
 @pytest.fixture(scope="module")

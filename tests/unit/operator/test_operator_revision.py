@@ -43,7 +43,7 @@ def test_order_of_lists_matters() -> None:
         {"image": "quire/runtime:other"},
         {"resources": {"gpus": 1}},
         {"resources": {"limits": {"memory": "1Gi"}}},
-        {"rollout": {"drainTimeout": "1m"}},
+        {"rollout": {"drainTimeout": "2m"}},
         {"template": {"spec": {"nodeSelector": {"a": "b"}}}},
         {"template": {"metadata": {"annotations": {"a": "b"}}}},
     ],
@@ -78,4 +78,4 @@ def test_the_default_image_is_part_of_it() -> None:
 
 def test_it_is_the_same_in_every_release_that_builds_the_same_pods() -> None:
     # A change here means: upgrading the operator rolls every pod of every user. Change it only for a reason.
-    assert BASE == "e0e5a294"
+    assert BASE == "dae61f3f"
