@@ -32,10 +32,11 @@ SIZES: dict[str, Any] = {
 }
 
 
-def make_model(**changes: Any) -> LlamaForCausalLM:
-    """A random model; always the same for the same changes."""
+def make_model(**changes: Any) -> Any:
+    """A random LlamaForCausalLM in float32; always the same for the same changes."""
     torch.manual_seed(7)
-    model = LlamaForCausalLM(LlamaConfig(**(SIZES | changes))).float().eval()
+    model: Any = LlamaForCausalLM(LlamaConfig(**(SIZES | changes)))
+    model.float().eval()
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith("bias"):
             torch.nn.init.normal_(parameter, mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
@@ -43,14 +44,14 @@ def make_model(**changes: Any) -> LlamaForCausalLM:
     return model
 
 
-def save_folder(model: LlamaForCausalLM, folder: Path, *, sharded: bool = False) -> Path:
+def save_folder(model: Any, folder: Path, *, sharded: bool = False) -> Path:
     """config.json and safetensors, in several files if wished."""
     model.save_pretrained(folder, max_shard_size="60KB" if sharded else "1GB")
     assert (len(list(folder.glob("*.safetensors"))) > 1) == sharded
     return folder
 
 
-def save_gguf(model: LlamaForCausalLM, path: Path, *, names: NameMap = llama.GGUF_NAMES) -> Path:
+def save_gguf(model: Any, path: Path, *, names: NameMap = llama.GGUF_NAMES) -> Path:
     """A GGUF file in float32, with q and k rows in llama.cpp's order."""
     config, state = model.config, model.state_dict()
     writer = gguf.GGUFWriter(path, "llama")
