@@ -93,23 +93,29 @@ void paged_attention(const Kernels& kernels, AttentionCall call, const Tensor& q
     return int64_t(a.context) * std::min(a.num_tokens, kTileRows) > int64_t(b.context) * std::min(b.num_tokens, kTileRows);
   });
 
+  double work = 0;
+  for (const Sequence& s : sequences)
+    work += double(s.num_tokens) * (s.context - s.num_tokens / 2) * double(call.query.shape[1]) * call.head_size * 2;
+  const int threads = int(std::min<double>(num_threads(), 1 + work / kWorkPerThread));
+
+  // Where there are plenty of sequences, a decoding one is a single item for all its KV heads: it then reads the cache in
+  // the order in which it lies in memory. A prompt's items are bound by arithmetic and stay one per head.
+  const bool plenty = int64_t(sequences.size()) >= 4 * int64_t(threads);
   const int tile_tokens = std::max(1, kTileRows / call.group);
   std::vector<AttentionItem> tiles;
-  double work = 0;
   int most_rows = 0;
   for (const Sequence& s : sequences)
     for (int last = s.num_tokens; last > 0; last -= tile_tokens) {  // later tokens see more keys
       const int first = std::max(0, last - tile_tokens), tokens = last - first;
       const int position = s.context - s.num_tokens + first;
-      most_rows = std::max(most_rows, tokens * call.group);
-      work += double(tokens) * call.group * call.num_kv_heads * (position + tokens) * call.head_size * 2;
-      for (int head = 0; head < call.num_kv_heads; ++head)
-        tiles.push_back({s.index, head, s.first_row + first, tokens, position, 0, position + tokens, nullptr});
+      const int heads = plenty && tokens == 1 ? call.num_kv_heads : 1;
+      most_rows = std::max(most_rows, tokens * call.group * heads);
+      for (int head = 0; head < call.num_kv_heads; head += heads)
+        tiles.push_back({s.index, head, heads, s.first_row + first, tokens, position, 0, position + tokens, nullptr});
     }
   if (tiles.empty()) return;
 
   const int64_t floats = attention_scratch(most_rows, call.head_size);
-  const int threads = int(std::min<double>(num_threads(), 1 + work / kWorkPerThread));
   if (threads == 1 || int64_t(tiles.size()) >= 4 * int64_t(threads)) {
     const auto attend = [&](int64_t i) { kernels.attend(call, tiles[size_t(i)], scratch(floats)); };
     return parallel_for(int64_t(tiles.size()), threads, attend);
@@ -127,7 +133,7 @@ void paged_attention(const Kernels& kernels, AttentionCall call, const Tensor& q
       part.last_key = std::min(first + kPartition, tile.last_key);
       parts.push_back(part);
       ++spans.back().second;
-      records += tile.num_tokens * call.group;
+      records += tile.num_heads * tile.num_tokens * call.group;
     }
   }
   const int64_t record = 2 + padded_head(call.head_size);
@@ -135,7 +141,7 @@ void paged_attention(const Kernels& kernels, AttentionCall call, const Tensor& q
   float* next = partials.get();
   for (AttentionItem& part : parts) {
     part.partial = next;
-    next += part.num_tokens * call.group * record;
+    next += part.num_heads * part.num_tokens * call.group * record;
   }
   const auto attend = [&](int64_t i) { kernels.attend(call, parts[size_t(i)], scratch(floats)); };
   parallel_for(int64_t(parts.size()), threads, attend);

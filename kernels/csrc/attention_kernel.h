@@ -1,7 +1,7 @@
 // Attention of one query tile, compiled once per instruction set (see isa_*.cpp).
 //
-// A row is one (token, query head) pair. Per tile of keys: K is widened to fp32 in L1 (or read in place where it is fp32
-// already), scores are dot products along the head, the soft-max is online in base 2, V is accumulated key by key. Rows
+// A row is one (token, query head) pair; the rows of an item are ordered by KV head, token and query head of the group. Per tile of keys: K is widened to fp32 in L1 (or read in place where that
+// pays more), scores are dot products along the head, the soft-max is online in base 2, V is accumulated key by key. Rows
 // are computed kRows at a time to share loads, but each row's own sequence of operations never depends on its
 // neighbours: results are the same bit for bit for any tile, batch, chunk or thread. The partitions of kPartition keys are
 // reduced separately and folded in order, so splitting them over threads changes nothing either.
@@ -22,6 +22,21 @@ struct Workspace {
   float *row_max, *row_sum, *total_max, *total_sum, *alpha;  // [rows]
   int64_t width;
 
+  // The part of one KV head.
+  Workspace from_row(int row) const {
+    Workspace part = *this;
+    part.query += row * width;
+    part.acc += row * width;
+    part.total += row * width;
+    part.scores += row * kKeyTile;
+    part.row_max += row;
+    part.row_sum += row;
+    part.total_max += row;
+    part.total_sum += row;
+    part.alpha += row;
+    return part;
+  }
+
   Workspace(float* scratch, int rows, int head_size) : width(padded_head(head_size)) {
     const int64_t state = (rows + 15) / 16 * 16;
     query = scratch;
@@ -39,8 +54,8 @@ struct Workspace {
 };
 
 // scores[r][j] = query[r] . keys[j] for four keys. R rows share the loads of the keys.
-template <int R>
-QUIRE_INLINE void dot_four(const float* query, int64_t width, const float* const* keys, float* scores) {
+template <int R, class T>
+QUIRE_INLINE void dot_four(const float* query, int64_t width, const T* const* keys, float* scores) {
   F sums[R][4] = {};
   for (int64_t d = 0; d < width; d += W) {
     F q[R];
@@ -56,53 +71,74 @@ QUIRE_INLINE void dot_four(const float* query, int64_t width, const float* const
   }
 }
 
-template <int R>
-void dot_rows(const float* query, int64_t width, const float* const* keys, int count, float* scores) {
-  for (int j = 0; j < count; j += 4) dot_four<R>(query, width, keys + j, scores + j);
+// Rows lie scattered in the cache, so the hardware does not foresee them: ask for row j + kAhead while row j is worked on.
+// Of `known` rows the address is known.
+constexpr int kAhead = 16;
+
+template <class T>
+QUIRE_INLINE void prefetch(const T* const* rows, int j, int known, int64_t width) {
+  if (j + kAhead >= known) return;
+  const char* row = reinterpret_cast<const char*>(rows[j + kAhead]);
+  for (int64_t byte = 0; byte < width * int64_t(sizeof(T)); byte += 64) __builtin_prefetch(row + byte);
+}
+
+template <int R, class T>
+void dot_rows(const float* query, int64_t width, const T* const* keys, int count, int known, float* scores) {
+  for (int j = 0; j < count; j += 4) {
+    for (int i = j; i < j + 4; ++i) prefetch(keys, i, known, width);
+    dot_four<R>(query, width, keys + j, scores + j);
+  }
 }
 
 // acc[r] = acc[r] * alpha[r] + sum over j in [begin, end) of weights[r][j] * values[j], for C vectors of the head.
-template <int R, int C>
+template <int R, int C, class T>
 QUIRE_INLINE void accumulate_columns(float* acc, int64_t width, const float* alpha, const float* weights,
-                                     const float* const* values, int64_t d, int begin, int end) {
+                                     const T* const* values, int64_t d, int begin, int end, int known) {
   F sums[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) sums[r][c] = load(acc + r * width + d + c * W);
   if (alpha != nullptr)
     for (int r = 0; r < R; ++r)
-      for (int c = 0; c < C; ++c) sums[r][c] = sums[r][c] * alpha[r];
+      for (int c = 0; c < C; ++c) sums[r][c] = sums[r][c] * splat(alpha[r]);
   for (int j = begin; j < end; ++j) {
-    F v[C];
-    for (int c = 0; c < C; ++c) v[c] = load(values[j] + d + c * W);
-    for (int r = 0; r < R; ++r) {
-      const F weight = splat(weights[r * kKeyTile + j]);
-      for (int c = 0; c < C; ++c) sums[r][c] = fma(weight, v[c], sums[r][c]);
+    F weight[R];  // R weights, R*C sums and one value: all 16 registers of AVX2 for R = 3
+    for (int r = 0; r < R; ++r) weight[r] = splat(weights[r * kKeyTile + j]);
+    if (d == 0) prefetch(values, j, known, width);
+    const T* value = values[j] + d;
+    for (int c = 0; c < C; ++c) {
+      const F v = load(value + c * W);
+      for (int r = 0; r < R; ++r) sums[r][c] = fma(weight[r], v, sums[r][c]);
     }
   }
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) store(sums[r][c], acc + r * width + d + c * W);
 }
 
-template <int R>
-void accumulate_rows(float* acc, int64_t width, const float* alpha, const float* weights, const float* const* values,
-                     int begin, int end) {
+template <int R, class T>
+void accumulate_rows(float* acc, int64_t width, const float* alpha, const float* weights, const T* const* values,
+                     int begin, int end, int known) {
   int64_t d = 0;
-  for (; d + 4 * W <= width; d += 4 * W) accumulate_columns<R, 4>(acc, width, alpha, weights, values, d, begin, end);
-  for (; d < width; d += W) accumulate_columns<R, 1>(acc, width, alpha, weights, values, d, begin, end);
+  for (; d + 4 * W <= width; d += 4 * W)
+    accumulate_columns<R, 4>(acc, width, alpha, weights, values, d, begin, end, known);
+  for (; d < width; d += W) accumulate_columns<R, 1>(acc, width, alpha, weights, values, d, begin, end, known);
 }
 
-using DotRows = void (*)(const float*, int64_t, const float* const*, int, float*);
-using AccumulateRows = void (*)(float*, int64_t, const float*, const float*, const float* const*, int, int);
-
+// The two functions for 1 to kRows rows, by number of rows.
+template <class T>
+struct RowFunctions {
+  using Dot = void (*)(const float*, int64_t, const T* const*, int, int, float*);
+  using Accumulate = void (*)(float*, int64_t, const float*, const float*, const T* const*, int, int, int);
 #if defined(__AVX512F__) || QUIRE_LANES == 16
-constexpr DotRows kDotRows[] = {dot_rows<1>, dot_rows<2>, dot_rows<3>, dot_rows<4>, dot_rows<5>, dot_rows<6>};
-constexpr AccumulateRows kAccumulateRows[] = {accumulate_rows<1>, accumulate_rows<2>, accumulate_rows<3>,
-                                              accumulate_rows<4>, accumulate_rows<5>, accumulate_rows<6>};
+  static constexpr Dot dot[] = {dot_rows<1, T>, dot_rows<2, T>, dot_rows<3, T>,
+                                dot_rows<4, T>, dot_rows<5, T>, dot_rows<6, T>};
+  static constexpr Accumulate accumulate[] = {accumulate_rows<1, T>, accumulate_rows<2, T>, accumulate_rows<3, T>,
+                                              accumulate_rows<4, T>, accumulate_rows<5, T>, accumulate_rows<6, T>};
 #else
-constexpr DotRows kDotRows[] = {dot_rows<1>, dot_rows<2>, dot_rows<3>};
-constexpr AccumulateRows kAccumulateRows[] = {accumulate_rows<1>, accumulate_rows<2>, accumulate_rows<3>};
+  static constexpr Dot dot[] = {dot_rows<1, T>, dot_rows<2, T>, dot_rows<3, T>};
+  static constexpr Accumulate accumulate[] = {accumulate_rows<1, T>, accumulate_rows<2, T>, accumulate_rows<3, T>};
 #endif
-static_assert(sizeof kDotRows / sizeof kDotRows[0] == kRows);
+  static_assert(sizeof dot / sizeof dot[0] == kRows);
+};
 
 // Online soft-max of one row over its n valid scores: they become weights, the row's state and alpha are updated.
 QUIRE_INLINE void soft_max_row(float* scores, int n, float& row_max, float& row_sum, float& alpha) {
@@ -143,80 +179,65 @@ QUIRE_INLINE void fold_row(float& total_max, float& total_sum, float* total, flo
   for (int64_t d = 0; d < width; d += W) store(fma(load(acc + d), splat(add), load(total + d) * keep), total + d);
 }
 
-// Walks the slots of one sequence in token order.
-struct SlotWalk {
-  const Tensor& cache;
-  const int32_t* blocks;
-  int block_size, kv_head, block, offset;
-  char* slot;
-
-  SlotWalk(const Tensor& cache, const int32_t* blocks, int block_size, int kv_head, int token)
-      : cache(cache), blocks(blocks), block_size(block_size), kv_head(kv_head), block(token / block_size),
-        offset(token % block_size), slot(cache.at(blocks[block], offset, kv_head)) {}
-
-  // The current slot; then step. `more` says whether a next one exists: the table is not read beyond it.
-  QUIRE_SHARED_INLINE char* next(bool more) {
-    char* const current = slot;
-    slot += cache.stride[1] * size_of(cache.type);
-    if (++offset == block_size && more) {
-      offset = 0;
-      slot = cache.at(blocks[++block], 0, kv_head);
-    }
-    return current;
-  }
-};
-
-// Pointers to n rows of keys or values from token `first` on: in place where they are fp32 and whole vectors, else widened
-// into buffer. Of the `ahead` rows that follow, as many as fit in a tile are prefetched.
+// Where the rows of n tokens lie in the cache, from token `first` of the sequence on.
 template <class T>
-void gather(const Tensor& cache, const int32_t* blocks, int block_size, int kv_head, int head_size, int first, int n,
-            int ahead, float* buffer, int64_t width, const float** rows) {
-  SlotWalk walk(cache, blocks, block_size, kv_head, first);
-  SlotWalk later(cache, blocks, block_size, kv_head, ahead > 0 ? first + n : first);
+void locate(const Tensor& cache, const int32_t* blocks, int block_size, int kv_head, int first, int n, const T** rows) {
+  int block = first / block_size, offset = first % block_size;
+  for (int j = 0; j < n; ++block, offset = 0) {
+    const T* row = reinterpret_cast<const T*>(cache.at(blocks[block], offset, kv_head));
+    const int run = block_size - offset < n - j ? block_size - offset : n - j;
+    for (int i = 0; i < run; ++i, row += cache.stride[1]) rows[j++] = row;
+  }
+}
+
+// Widen n rows into buffer, padded with zeros.
+template <class T>
+void widen_rows(const T* const* rows, int n, int known, int head_size, int64_t width, float* buffer,
+                const float** widened) {
   for (int j = 0; j < n; ++j) {
-    const T* row = reinterpret_cast<const T*>(walk.next(j + 1 < n));
-    if (j < ahead) {
-      const char* soon = later.next(j + 1 < ahead);
-      for (int64_t byte = 0; byte < head_size * int64_t(sizeof(T)); byte += 64) __builtin_prefetch(soon + byte, 0, 2);
-    }
-    if constexpr (sizeof(T) == sizeof(float)) {
-      if (head_size == width) {
-        rows[j] = reinterpret_cast<const float*>(row);
-        continue;
-      }
-    }
+    prefetch(rows, j, known, head_size);
+    const T* row = rows[j];
     float* to = buffer + j * width;
     int64_t d = 0;
     for (; d + W <= head_size; d += W) store(load(row + d), to + d);
     for (; d < head_size; ++d) to[d] = widen(row[d]);
     for (; d < width; ++d) to[d] = 0.0f;
-    rows[j] = to;
+    widened[j] = to;
   }
+}
+
+// Calls f(row of the item, row of query, query head).
+template <class Function>
+QUIRE_INLINE void for_each_row(const AttentionCall& call, const AttentionItem& item, Function f) {
+  int row = 0;
+  for (int h = 0; h < item.num_heads; ++h)
+    for (int t = 0; t < item.num_tokens; ++t)
+      for (int g = 0; g < call.group; ++g) f(row++, item.first_row + t, (item.kv_head + h) * call.group + g);
 }
 
 template <class T>
 void load_query(const AttentionCall& call, const AttentionItem& item, const Workspace& work) {
   const float factor = call.scale * 1.4426950408889634f;
-  for (int t = 0; t < item.num_tokens; ++t)
-    for (int g = 0; g < call.group; ++g) {
-      const T* from = reinterpret_cast<const T*>(call.query.at(item.first_row + t, item.kv_head * call.group + g));
-      float* to = work.query + (t * call.group + g) * work.width;
-      int64_t d = 0;
-      for (; d < call.head_size; ++d) to[d] = widen(from[d]) * factor;
-      for (; d < work.width; ++d) to[d] = 0.0f;
-    }
+  for_each_row(call, item, [&](int row, int token, int head) {
+    const T* from = reinterpret_cast<const T*>(call.query.at(token, head));
+    float* to = work.query + row * work.width;
+    int64_t d = 0;
+    for (; d + W <= call.head_size; d += W) store(load(from + d) * splat(factor), to + d);
+    for (; d < call.head_size; ++d) to[d] = widen(from[d]) * factor;
+    for (; d < work.width; ++d) to[d] = 0.0f;
+  });
 }
 
 template <class T>
 void write_out(const AttentionCall& call, const AttentionItem& item, const Workspace& work) {
-  for (int t = 0; t < item.num_tokens; ++t)
-    for (int g = 0; g < call.group; ++g) {
-      const int row = t * call.group + g;
-      const float inverse = 1.0f / work.total_sum[row];
-      const float* from = work.total + row * work.width;
-      T* to = reinterpret_cast<T*>(call.out.at(item.first_row + t, item.kv_head * call.group + g));
-      for (int64_t d = 0; d < call.head_size; ++d) narrow(from[d] * inverse, to + d);
-    }
+  for_each_row(call, item, [&](int row, int token, int head) {
+    const float inverse = 1.0f / work.total_sum[row];
+    const float* from = work.total + row * work.width;
+    T* to = reinterpret_cast<T*>(call.out.at(token, head));
+    int64_t d = 0;
+    for (; d + W <= call.head_size; d += W) store(load(from + d) * splat(inverse), to + d);
+    for (; d < call.head_size; ++d) narrow(from[d] * inverse, to + d);
+  });
 }
 
 inline void write_out(const AttentionCall& call, const AttentionItem& item, const Workspace& work) {
@@ -227,45 +248,79 @@ inline void write_out(const AttentionCall& call, const AttentionItem& item, cons
   }
 }
 
-template <class T>
-void attend_tile(const AttentionCall& call, const AttentionItem& item, const Workspace& work, int first, int n,
-                 int ahead) {
-  const int rows = item.num_tokens * call.group;
-  const int64_t width = work.width;
-  const int32_t* blocks = call.block_tables.as<int32_t>() + item.sequence * call.block_tables.stride[0];
-  const float *keys[kKeyTile + 3], *values[kKeyTile];
-  gather<T>(call.key_cache, blocks, call.block_size, item.kv_head, call.head_size, first, n, ahead, work.keys, width, keys);
-  for (int j = n; j < n + 3; ++j) keys[j] = keys[n - 1];  // the last four may be fewer; their scores are masked
+// Keys of a tile that each row may see.
+struct Visibility {
+  int first, n, first_position, group;
 
-  // Keys of this tile that a row may see; rows before row_begin see none.
-  const auto visible = [&](int row) {
-    const int count = item.first_position + row / call.group + 1 - first;
+  QUIRE_SHARED_INLINE int operator()(int row) const {
+    const int count = first_position + row / group + 1 - first;
     return count < n ? count : n;
-  };
-  const int row_begin = first > item.first_position ? (first - item.first_position) * call.group : 0;
-
-  for (int row = row_begin; row < rows; row += kRows) {
-    const int count = rows - row < kRows ? rows - row : kRows;
-    kDotRows[count - 1](work.query + row * width, width, keys, visible(row + count - 1), work.scores + row * kKeyTile);
   }
-  for (int row = row_begin; row < rows; ++row)
-    soft_max_row(work.scores + row * kKeyTile, visible(row), work.row_max[row], work.row_sum[row], work.alpha[row]);
+  // Rows before this one see none.
+  QUIRE_SHARED_INLINE int first_row() const { return first > first_position ? (first - first_position) * group : 0; }
+};
 
-  gather<T>(call.value_cache, blocks, call.block_size, item.kv_head, call.head_size, first, n, ahead, work.values, width,
-            values);
-  for (int row = row_begin; row < rows; row += kRows) {
+template <class T>
+QUIRE_INLINE void score_tile(const Workspace& work, const Visibility& visible, int rows, const T** keys, int known) {
+  if (known == visible.n)  // of the last four keys some may not exist; their scores are not used
+    for (int j = visible.n; j < visible.n + 3; ++j) keys[j] = keys[visible.n - 1];
+  for (int row = visible.first_row(); row < rows; row += kRows, known = 0) {
+    const int count = rows - row < kRows ? rows - row : kRows;
+    RowFunctions<T>::dot[count - 1](work.query + row * work.width, work.width, keys, visible(row + count - 1), known,
+                                    work.scores + row * kKeyTile);
+  }
+}
+
+template <class T>
+QUIRE_INLINE void accumulate_tile(const Workspace& work, const Visibility& visible, int rows, const T* const* values,
+                                  int known) {
+  const int64_t width = work.width;
+  for (int row = visible.first_row(); row < rows; row += kRows, known = 0) {
     const int count = rows - row < kRows ? rows - row : kRows;
     const int shared = visible(row);  // the first row of the group sees least
-    kAccumulateRows[count - 1](work.acc + row * width, width, work.alpha + row, work.scores + row * kKeyTile, values, 0,
-                               shared);
+    RowFunctions<T>::accumulate[count - 1](work.acc + row * width, width, work.alpha + row, work.scores + row * kKeyTile,
+                                           values, 0, shared, known);
     for (int r = row + 1; r < row + count; ++r)  // never multiply a hidden value by zero: it may be infinite
       if (visible(r) > shared)
-        accumulate_rows<1>(work.acc + r * width, width, nullptr, work.scores + r * kKeyTile, values, shared, visible(r));
+        accumulate_rows<1>(work.acc + r * width, width, nullptr, work.scores + r * kKeyTile, values, shared, visible(r), 0);
+  }
+}
+
+// The n keys from token `first` on, for one KV head; `ahead` more follow in later tiles.
+template <class T>
+void attend_tile(const AttentionCall& call, const AttentionItem& item, const Workspace& work, int kv_head, int first, int n,
+                 int ahead) {
+  const int rows = item.num_tokens * call.group;
+  const int32_t* blocks = call.block_tables.as<int32_t>() + item.sequence * call.block_tables.stride[0];
+  const Visibility visible{first, n, item.first_position, call.group};
+  // Widening pays when more than one group of rows reads the result; both ways compute the same.
+  const bool in_place = call.head_size == work.width && (sizeof(T) == sizeof(float) || rows - visible.first_row() <= kRows);
+  const int known = n + (ahead < kAhead ? ahead : kAhead);
+  const T* stored[kKeyTile + kAhead];
+  const float* widened[kKeyTile + 3];
+
+  locate(call.key_cache, blocks, call.block_size, kv_head, first, known, stored);
+  if (in_place) {
+    score_tile(work, visible, rows, stored, known);
+  } else {
+    widen_rows(stored, n, known, call.head_size, work.width, work.keys, widened);
+    score_tile(work, visible, rows, widened, n);
+  }
+
+  for (int row = visible.first_row(); row < rows; ++row)
+    soft_max_row(work.scores + row * kKeyTile, visible(row), work.row_max[row], work.row_sum[row], work.alpha[row]);
+
+  locate(call.value_cache, blocks, call.block_size, kv_head, first, known, stored);
+  if (in_place) {
+    accumulate_tile(work, visible, rows, stored, known);
+  } else {
+    widen_rows(stored, n, known, call.head_size, work.width, work.values, widened);
+    accumulate_tile(work, visible, rows, widened, 0);
   }
 }
 
 inline void attend(const AttentionCall& call, const AttentionItem& item, float* scratch) {
-  const int rows = item.num_tokens * call.group;
+  const int head_rows = item.num_tokens * call.group, rows = item.num_heads * head_rows;
   const Workspace work(scratch, rows, call.head_size);
   const int64_t width = work.width;
   switch (call.query.type) {
@@ -281,12 +336,15 @@ inline void attend(const AttentionCall& call, const AttentionItem& item, float* 
     const int end = part + kPartition < item.last_key ? part + kPartition : item.last_key;
     for (int row = 0; row < rows; ++row) work.row_max[row] = -__builtin_inff(), work.row_sum[row] = 0.0f;
     for (int64_t i = 0; i < rows * width; ++i) work.acc[i] = 0.0f;
-    for (int first = part; first < end; first += kKeyTile)
-      tile(call, item, work, first, end - first < kKeyTile ? end - first : kKeyTile, item.last_key - first - kKeyTile);
-    const int row_begin = part > item.first_position ? (part - item.first_position) * call.group : 0;
-    for (int row = row_begin; row < rows; ++row)
-      fold_row(work.total_max[row], work.total_sum[row], work.total + row * width, work.row_max[row], work.row_sum[row],
-               work.acc + row * width, width);
+    for (int first = part; first < end; first += kKeyTile) {
+      const int n = end - first < kKeyTile ? end - first : kKeyTile;
+      for (int h = 0; h < item.num_heads; ++h)
+        tile(call, item, work.from_row(h * head_rows), item.kv_head + h, first, n, item.last_key - first - n);
+    }
+    for (int row = 0; row < rows; ++row)
+      if (part <= item.first_position + row % head_rows / call.group)  // else it sees none of these keys
+        fold_row(work.total_max[row], work.total_sum[row], work.total + row * width, work.row_max[row], work.row_sum[row],
+                 work.acc + row * width, width);
   }
   if (item.partial == nullptr) return write_out(call, item, work);
   for (int row = 0; row < rows; ++row) {
@@ -298,13 +356,12 @@ inline void attend(const AttentionCall& call, const AttentionItem& item, float* 
 }
 
 inline void merge(const AttentionCall& call, const AttentionItem* items, int count, float* scratch) {
-  const int rows = items[0].num_tokens * call.group;
+  const int head_rows = items[0].num_tokens * call.group, rows = items[0].num_heads * head_rows;
   const Workspace work(scratch, rows, call.head_size);
   for (int row = 0; row < rows; ++row) {
     work.total_sum[row] = 0.0f;
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < count && items[i].first_key <= items[i].first_position + row % head_rows / call.group; ++i) {
       const float* record = items[i].partial + row * (2 + work.width);
-      if (items[i].first_key > items[i].first_position + row / call.group) break;  // sees none of these keys
       fold_row(work.total_max[row], work.total_sum[row], work.total + row * work.width, record[0], record[1], record + 2,
                work.width);
     }

@@ -48,13 +48,13 @@ struct AttentionCall {
   float scale;
 };
 
-// One query tile of one sequence and one KV head, over the keys [first_key, last_key).
+// One query tile of one sequence and some of its KV heads, over the keys [first_key, last_key).
 struct AttentionItem {
-  int sequence, kv_head;
+  int sequence, kv_head, num_heads;
   int first_row, num_tokens;  // rows of query
   int first_position;         // of first_row, in its sequence
   int first_key, last_key;    // first_key is a multiple of kPartition
-  float* partial;             // null: write the result to out. Else num_tokens*group records {max, sum, acc[head_size]}
+  float* partial;             // null: write the result to out. Else a record {max, sum, acc[padded head]} per row
 };
 
 // Floats of scratch that attend() needs, 64-byte aligned and initialised (to anything finite).

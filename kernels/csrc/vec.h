@@ -50,7 +50,12 @@ QUIRE_INLINE To bits_of(From value) {
   return result;
 }
 
-QUIRE_INLINE F splat(float x) { return F{} + x; }
+QUIRE_INLINE F splat(float x) {
+  if constexpr (W == 4) return F{x, x, x, x};
+  F result;
+  for (int i = 0; i < W; ++i) result[i] = x;
+  return result;
+}
 
 QUIRE_INLINE F fma(F a, F b, F c) {
 #if defined(__AVX512F__) && !defined(QUIRE_LANES)
@@ -102,9 +107,15 @@ QUIRE_INLINE F load(const float* from) {
   return result;
 }
 QUIRE_INLINE F load(const bf16* from) {
+#if defined(__AVX512F__) && !defined(QUIRE_LANES)
+  return bits_of<F>(bits_of<U>(_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))) << 16);
+#elif defined(__AVX2__) && !defined(QUIRE_LANES)
+  return bits_of<F>(bits_of<U>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))) << 16);
+#else
   H half;
   __builtin_memcpy(&half, from, sizeof half);
   return bits_of<F>(__builtin_convertvector(half, U) << 16);
+#endif
 }
 QUIRE_INLINE F load(const f16* from) {
 #if defined(__AVX512F__) && !defined(QUIRE_LANES)
