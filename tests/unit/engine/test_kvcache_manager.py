@@ -75,6 +75,14 @@ def test_shared_blocks_are_held_by_each() -> None:
     assert kv.pool.check() == []
 
 
+def test_a_prefix_outlives_its_tail() -> None:
+    kv = KVCacheManager(4, 2)
+    kv.release(filled(kv, [1, 2, 3, 4, 5, 6, 7, 8]))
+    held = filled(kv, [11, 12, 13, 14])
+    assert hits(kv, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 4
+    kv.release(held)
+
+
 def test_missing_blocks_count_free_hits() -> None:
     kv = KVCacheManager(8, 2)
     held = filled(kv, [1, 2, 3, 4])
