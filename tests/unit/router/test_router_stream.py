@@ -103,9 +103,10 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_and_closes() -> Non
         assert await kit.metric("quire_router_broken_streams_total", model="m") == 1
 
 
-async def test_an_answer_without_events_that_breaks_is_visibly_incomplete() -> None:
+@pytest.mark.parametrize("length", [{"Content-Length": "100"}, {}], ids=["with a length", "chunked"])
+async def test_an_answer_without_events_that_breaks_is_visibly_incomplete(length: dict[str, str]) -> None:
     async def script(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Length": "100"})
+        response = web.StreamResponse(headers=length)
         await response.prepare(request)
         await response.write(b"x" * 50)
         assert request.transport is not None
