@@ -192,12 +192,10 @@ class Podman(CommandLine):
     """Like buildah, on the user's store. The host's network, because the host's settings may name a proxy on it."""
 
     def __init__(self, layout: Layout) -> None:
-        super().__init__(
-            layout,
-            "podman",
-            pulls_base=True,
-            build_command=("build", "--layers", "--network", "host", "--http-proxy=false"),
-        )
+        command = ("build", "--layers", "--network", "host", "--http-proxy=false")
+        # For root `chroot` needs no container runtime, whose cgroups a sandbox may refuse although `podman info` is fine.
+        isolation = ("--isolation", "chroot") if os.geteuid() == 0 else ()
+        super().__init__(layout, "podman", pulls_base=True, build_command=(*command, *isolation))
 
     def works(self) -> bool:
         return self.succeeds("info")
