@@ -34,6 +34,7 @@ SIZES: dict[str, Any] = {
 
 def make_model(**changes: Any) -> Any:
     """A random LlamaForCausalLM in float32; always the same for the same changes."""
+    torch.set_num_threads(1)  # threads that wait for each other are slower than one on a tiny model
     torch.manual_seed(7)
     model: Any = LlamaForCausalLM(LlamaConfig(**(SIZES | changes)))
     model.float().eval()
