@@ -133,3 +133,9 @@ def test_unseeded_answers_differ_but_repeat_after_a_restart(folder: Path) -> Non
     runs = [generate(make_core(folder), [[5, 6, 7]] * 10, params) for _ in range(2)]
     assert runs[0] == runs[1]
     assert len({tuple(answer) for answer in runs[0]}) > 5
+
+
+def test_each_token_of_a_seeded_answer_is_drawn_anew(folder: Path) -> None:
+    params = SamplingParams(temperature=100.0, max_tokens=30, seed=1, ignore_eos=True)
+    (answer,) = generate(make_core(folder), [[5]], params)
+    assert len(set(answer)) > 20
