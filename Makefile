@@ -44,7 +44,7 @@ lint: setup ## ruff, mypy --strict, import-linter, and nothing generated is stal
 	@echo "==> import-linter"; PYTHONPATH=operator:runtime:kernels $(VENV)/bin/lint-imports
 	@echo "==> generated files"; PYTHONPATH=operator $(PY) -m quire_operator.crd --check
 test-unit: setup model ## unit and contract tests
-	@$(PY) -m pytest tests $(ARGS)
+	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile $(ARGS)
 e2e: setup model ## whole-system tests on a real cluster (brought up if there is none)
 	@$(E2E) stack test $(ARGS)
 check: lint test-unit ## what to run before a commit
@@ -54,8 +54,9 @@ test: ## everything: lint, unit, contract and end-to-end tests
 	@$(MAKE) e2e
 bench: setup model ## micro benchmarks of the kernels on this machine
 	@$(PY) benchmarks/kernels.py
-manifests: setup ## generate the CRD, the chart's copy and the field reference from the API types
+manifests: setup ## generate the CRD, its copy in the chart and both references
 	@PYTHONPATH=operator $(PY) -m quire_operator.crd
+	@PYTHONPATH=runtime $(PY) -m quire.entrypoints.flags > docs/configuration.md
 
 .PHONY: model
 model: setup # the embedded model, once, in the model cache

@@ -45,6 +45,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        # One string, as programs write it for other engines, is one stop string and not its characters.
+        if isinstance(self.stop, str):
+            msgspec.structs.force_setattr(self, "stop", (self.stop,))
+
         def bad(param: str, value: object, bound: str) -> RequestError:
             return RequestError(f"{param} must be {bound}, got {value!r}", param=param, code="invalid_value")
 

@@ -57,7 +57,7 @@ class Engine(ApiModel):
     )
     max_num_seqs: int | None = _flag("Sequences in one step at most.", "64", ge=1, le=4096)
     max_num_batched_tokens: int | None = _flag(
-        "Token budget of one step. Longer prompts are computed in chunks of it.", "2048", ge=1, le=1 << 20
+        "Token budget of one step. Longer prompts are computed in chunks of it.", "512", ge=1, le=1 << 20
     )
     block_size: int | None = _flag("Token slots in one KV block.", "16", ge=1, le=256)
     num_blocks: int | None = _flag("KV blocks in the pool.", "what the memory allows", ge=1, le=(1 << 31) - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,3 +135,8 @@ def test_bad_configuration(folder: Path) -> None:
         LLM(folder, max_num_seqs=0)
     with pytest.raises(ModelError, match="/nowhere does not exist"):
         LLM("/nowhere")
+
+
+@pytest.mark.parametrize("stop", ["END", ("END",), ["END"]])
+def test_one_stop_string_may_be_given_bare(stop: Any) -> None:
+    assert tuple(SamplingParams(stop=stop).stop) == ("END",)
