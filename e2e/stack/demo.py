@@ -11,7 +11,7 @@ from stack.progress import PROGRESS, ROOT
 
 EXAMPLE = ROOT / "examples" / "smollm2.yaml"
 NAME = "smollm2"
-QUESTION = "Why is the sky blue? Answer in one sentence."
+QUESTION = "What is the capital of France, and what is it known for?"
 
 
 def demo() -> None:

@@ -72,7 +72,10 @@ class EngineConfig(BaseModel):
     max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences in one step at most")
     max_num_batched_tokens: int = Field(
         # A step must stay short: others wait for it, and the heartbeat of liveness with them (2048 tokens take 5 to 9 s on 2 CPUs).
-        512, ge=1, le=1 << 20, description="token budget of one step; long prompts are computed in chunks of it"
+        512,
+        ge=1,
+        le=1 << 20,
+        description="token budget of one step; long prompts are computed in chunks of it",
     )
     block_size: int = Field(16, ge=1, le=256, description="token slots in one KV block")
     num_blocks: int | None = Field(
