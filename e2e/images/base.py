@@ -106,14 +106,18 @@ def _make(layout: Layout, tarball: Path, note: Path, pip: Mapping[str, str], pro
         raise PrerequisiteError(
             "debootstrap needs root to make the base image; run as root, or use docker or podman with a registry"
         )
-    prerequisites.ensure(["debootstrap", "debian-archive-keyring"], progress)
+    prerequisites.ensure(["debootstrap", "debian-archive-keyring", "util-linux"], progress)
     root = layout.scratch / "base"
+    if root.exists():  # left by a run that was killed; the lock is the caller's
+        shutil.rmtree(root)
+    root.mkdir(parents=True)
     own = debian_sources(SUITE)
     mirror = os.environ.get(MIRROR_VARIABLE) or (own[0].split()[1] if own else "")
+    # In a mount namespace of its own, so that what it mounts on the new root is gone with it, however it ends.
     # Without a mirror debootstrap takes Debian's own and writes it to the new system's sources.list.
     command = ["debootstrap", "--variant=minbase", f"--keyring={KEYRING}", SUITE, str(root)]
     stream(
-        [*command, *([mirror] if mirror else [])],
+        ["unshare", "--mount", *command, *([mirror] if mirror else [])],
         title=f"debootstrap {SUITE} (once)",
         log=layout.log("base"),
         deadline_s=DEBOOTSTRAP_DEADLINE_S,

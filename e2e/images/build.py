@@ -62,7 +62,7 @@ def build(names: Sequence[str], wanted: Wanted, progress: Progress) -> list[Buil
             prune(layout, engine)
             return built
         finally:
-            shutil.rmtree(layout.scratch, ignore_errors=True)
+            builder.clear()
 
 
 def dockerfile(name: str) -> Path:
@@ -143,14 +143,15 @@ class Builder:
         return Built(name, short_ref(name, tag), archive, built_now=False)
 
     def clear(self) -> None:
-        """Remove what a killed build left. The lock is ours."""
+        """Remove what a build left that failed or was killed: containers with their mounts, and files. The lock is ours."""
         if isinstance(self.engine, Buildah):
             self.engine.sweep()
-        shutil.rmtree(self.layout.scratch, ignore_errors=True)
-        self.layout.scratch.mkdir(parents=True)
+        if self.layout.scratch.exists():
+            shutil.rmtree(self.layout.scratch)
 
     def build(self, name: str) -> Built:
         """Build from a copy of the tree, so that the tag is that of the content whatever is edited meanwhile."""
+        self.layout.scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=self.layout.scratch) as folder:
             recipe = snapshot(dockerfile(name), Path(folder) / "context")
             # another process may have built it while this one waited for the lock

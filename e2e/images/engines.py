@@ -230,6 +230,10 @@ class Buildah(CommandLine):
             name_field="Name",
         )
 
+    def call(self, *args: str, deadline_s: float = 60.0) -> str:
+        self.layout.scratch.mkdir(parents=True, exist_ok=True)  # its TMPDIR
+        return super().call(*args, deadline_s=deadline_s)
+
     def works(self) -> bool:
         return os.geteuid() == 0 and shutil.which("buildah") is not None
 
