@@ -89,6 +89,11 @@ def _prune(layout: Layout, options: argparse.Namespace, progress: Progress) -> N
     print(f"removed {len(gone.archives)} archives, {len(gone.tags)} tags, {gone.layers} layers")
 
 
+def shorten(step: str) -> str:
+    """An instruction of an image's history, without its mounts, in one line."""
+    return " ".join(word for word in step.split() if not word.startswith("--mount="))[:110]
+
+
 def _size(layout: Layout) -> None:
     for name in IMAGES:
         for archive in layout.archives(name):
@@ -98,7 +103,7 @@ def _size(layout: Layout) -> None:
             )
             steps = [step for step in contents.config["history"] if not step.get("empty_layer")]
             for size, step in zip(contents.layer_bytes, steps, strict=True):
-                print(f"  {size / 1e6:8.1f} MB  {' '.join(step.get('created_by', '').split())[:110]}")
+                print(f"  {size / 1e6:8.1f} MB  {shorten(step.get('created_by', ''))}")
 
 
 if __name__ == "__main__":
