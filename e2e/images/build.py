@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,7 +164,6 @@ class Builder:
             ref=full_ref(name, tag),
             arguments={
                 "BASE": self.base_ref,
-                "RUN_ID": uuid.uuid4().hex,
                 "WHEELS_ID": host.find_links.identity,
                 "VERSION": version(),
                 "REVISION": revision(),

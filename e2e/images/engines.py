@@ -7,6 +7,7 @@ user's own store; buildah gets a store of its own in the cache folder, which `pr
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,11 @@ def current_step(lines: Sequence[str]) -> str:
                 stages[number] = name or "final"
             where = f"stage {stages.get(number, '?')}{f' ({number})' if number else ''}: "
     return where + re.sub(r"--mount=\S+ +|^.*STEP \d+/\d+: ", "", last_line(lines))
+
+
+def new_run() -> tuple[str, str]:
+    """buildah 1.28 and podman 4.3 mount only stages that have a step which is not from the cache; RUN_ID makes one."""
+    return "--build-arg", f"RUN_ID={uuid.uuid4().hex}"
 
 
 @dataclass(frozen=True)
@@ -195,7 +201,7 @@ class Podman(CommandLine):
         command = ("build", "--layers", "--network", "host", "--http-proxy=false")
         # For root `chroot` needs no container runtime, whose cgroups a sandbox may refuse although `podman info` is fine.
         isolation = ("--isolation", "chroot") if os.geteuid() == 0 else ()
-        super().__init__(layout, "podman", pulls_base=True, build_command=(*command, *isolation))
+        super().__init__(layout, "podman", pulls_base=True, build_command=(*command, *isolation, *new_run()))
 
     def works(self) -> bool:
         return self.succeeds("info")
@@ -225,7 +231,7 @@ class Buildah(CommandLine):
             "buildah",
             pulls_base=False,
             global_flags=store,
-            build_command=("build", "--layers", "--isolation", "chroot", "--network", "host"),
+            build_command=("build", "--layers", "--isolation", "chroot", "--network", "host", *new_run()),
             extra_environment=(("TMPDIR", str(layout.scratch)),),
             name_field="Name",
         )

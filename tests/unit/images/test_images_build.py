@@ -43,6 +43,11 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_archive: WriteAr
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_FIND_LINKS", "")
+    # what `pip config list` would say; asking it each time takes most of a second, and test_images_host does ask
+    options = ("index-url", "find-links")
+    monkeypatch.setattr(
+        module, "host_pip", lambda: {key: os.environ.get(f"PIP_{key.upper().replace('-', '_')}", "") for key in options}
+    )
     return tmp_path
 
 
