@@ -25,7 +25,8 @@ class WatchMonitor:
     def __init__(self, grace_s: float = WATCH_GRACE_S) -> None:
         self._grace_s = grace_s
         self._delivered: dict[Key, str] = {}
-        self._overdue: dict[Key, float] = {}
+        self._overdue: dict[Key, tuple[float, float]] = {}
+        """Since when, and when last, a list said something else than the watch."""
 
     def delivered(self, key: Key, version: str) -> None:
         """The watch said something about the key: it lives."""
@@ -33,17 +34,20 @@ class WatchMonitor:
         self._overdue.pop(key, None)
 
     def listed(self, versions: Mapping[Key, str], *, at: float) -> None:
-        """What a fresh list says."""
+        """What a fresh list says. A watch may be ahead of a list: only a later list that still differs is evidence."""
         for key, version in versions.items():
-            if self._delivered.get(key) != version:
-                self._overdue.setdefault(key, at)
+            if self._delivered.get(key) == version:
+                self._overdue.pop(key, None)
+            else:
+                since, _ = self._overdue.get(key, (at, at))
+                self._overdue[key] = (since, at)
         for gone in (self._overdue.keys() | self._delivered.keys()) - versions.keys():
             self._overdue.pop(gone, None)
             self._delivered.pop(gone, None)
 
-    def dead(self, *, at: float) -> str | None:
+    def dead(self) -> str | None:
         """Why the watch must be taken for dead, or None."""
-        late = [key for key, since in self._overdue.items() if at - since > self._grace_s]
+        late = [key for key, (since, last) in self._overdue.items() if last - since > self._grace_s]
         return f"the watch has not delivered a change of {late[0]} for {self._grace_s:.0f} s" if late else None
 
 

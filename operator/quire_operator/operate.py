@@ -47,7 +47,7 @@ class Operator:
     async def run(self) -> None:
         """Until SIGTERM or SIGINT; raises what ended a part of it otherwise."""
         settings = self._settings
-        probe = Probe(alive=lambda: self._monitor.dead(at=time.monotonic()), ready=self._why_not_ready)
+        probe = Probe(alive=self._monitor.dead, ready=self._why_not_ready)
         runners = await start_servers(
             probe, host=settings.host, health_port=settings.health_port, metrics_port=settings.metrics_port
         )

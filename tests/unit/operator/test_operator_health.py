@@ -12,7 +12,7 @@ def test_a_delivered_version_is_fine() -> None:
     monitor = WatchMonitor(grace_s=30)
     monitor.delivered(A, "7")
     monitor.listed({A: "7"}, at=0)
-    assert monitor.dead(at=1000) is None
+    assert monitor.dead() is None
 
 
 def test_a_listed_version_that_never_comes_proves_a_dead_watch() -> None:
@@ -20,15 +20,27 @@ def test_a_listed_version_that_never_comes_proves_a_dead_watch() -> None:
     monitor.delivered(A, "7")
     monitor.listed({A: "8"}, at=0)
     monitor.listed({A: "9"}, at=20)
-    assert monitor.dead(at=29) is None
-    assert "demo/a" in (monitor.dead(at=31) or "")
+    assert monitor.dead() is None
+    monitor.listed({A: "9"}, at=31)
+    assert "demo/a" in (monitor.dead() or "")
+
+
+def test_a_watch_that_is_ahead_of_a_list_is_not_dead() -> None:
+    monitor = WatchMonitor(grace_s=30)
+    monitor.delivered(A, "8")
+    monitor.listed({A: "7"}, at=0)  # the list was answered before the change that the watch has delivered
+    assert monitor.dead() is None
+    monitor.listed({A: "8"}, at=60)
+    monitor.listed({A: "8"}, at=120)
+    assert monitor.dead() is None
 
 
 def test_a_late_delivery_clears_it() -> None:
     monitor = WatchMonitor(grace_s=30)
     monitor.listed({A: "8"}, at=0)
     monitor.delivered(A, "8")
-    assert monitor.dead(at=1000) is None
+    monitor.listed({A: "8"}, at=1000)
+    assert monitor.dead() is None
 
 
 def test_a_deleted_object_is_not_waited_for() -> None:
@@ -36,4 +48,5 @@ def test_a_deleted_object_is_not_waited_for() -> None:
     monitor.listed({A: "8", B: "1"}, at=0)
     monitor.delivered(B, "1")
     monitor.listed({B: "1"}, at=10)
-    assert monitor.dead(at=1000) is None
+    monitor.listed({B: "1"}, at=1000)
+    assert monitor.dead() is None
