@@ -23,7 +23,13 @@ class Observation:
     deployments: Sequence[Body]
     pods: Sequence[Body]
     service: Body | None
+    """Of the LLMDeployment's name, whoever made it; so is the next."""
     hpa: Body | None
+
+    @property
+    def own_hpa(self) -> Body | None:
+        """The HorizontalPodAutoscaler, if it is a child of this LLMDeployment."""
+        return self.hpa if self.hpa is not None and owned_by(self.hpa, self.body["metadata"]["uid"]) else None
 
     @property
     def key(self) -> Key:
@@ -95,6 +101,11 @@ def _workload_view(body: Body) -> WorkloadView:
         created=metadata.get("creationTimestamp", ""),
         failure=failure.get("message") if failure is not None and failure.get("status") == "True" else None,
     )
+
+
+def owned_by(body: Body, uid: str) -> bool:
+    """Whether an object is a child of the one with that uid."""
+    return any(owner.get("uid") == uid for owner in body["metadata"].get("ownerReferences", ()))
 
 
 def find_condition(status: Body, kind: str) -> Body | None:

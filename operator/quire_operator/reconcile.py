@@ -84,7 +84,7 @@ class Reconciler:
             apply_error=refused,
             verification=Verification("NotAsked"),
             readings=self._samples.readings(owner.key, at=time.monotonic()),
-            hpa=seen.hpa,
+            hpa=seen.own_hpa,
             url=self._url,
         )
         facts = self._verify(facts)
@@ -127,7 +127,7 @@ class Reconciler:
         wanted = build_hpa(owner)
         if wanted is not None:
             await self._cluster.apply(wanted, seen.hpa)
-        elif seen.hpa is not None:
+        elif seen.own_hpa is not None:
             await self._cluster.delete(kinds.HorizontalPodAutoscaler, owner.key, owner.name)
 
     def _verify(self, facts: Facts) -> Facts:
@@ -169,6 +169,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._samples.forget(key)
         self._verifier.forget(key)
+        self._cluster.forget(key)
         telemetry.forget(key.namespace, key.name)
 
 

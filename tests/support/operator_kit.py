@@ -86,6 +86,7 @@ class MemoryCluster:
         self.events: list[Event] = []
         self.writes: list[str] = []
         self.refuse: dict[str, str] = {}
+        self.forgotten: list[Key] = []
         self._numbers = itertools.count(2)
 
     def edit(self, **spec: Any) -> None:
@@ -141,6 +142,9 @@ class MemoryCluster:
     async def delete(self, kind: Any, key: Key, name: str) -> None:
         self.children.pop((kind.__name__, name), None)
         self.writes.append(f"delete {kind.__name__} {name}")
+
+    def forget(self, key: Key) -> None:
+        self.forgotten.append(key)
 
     async def set_scale(self, key: Key, replicas: int) -> None:
         self.edit(replicas=replicas)

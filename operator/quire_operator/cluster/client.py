@@ -22,7 +22,7 @@ from quire_operator import labels, telemetry
 from quire_operator.cluster import kinds
 from quire_operator.cluster.drift import marked, settled
 from quire_operator.errors import ApplyError
-from quire_operator.observation import Body, Observation
+from quire_operator.observation import Body, Observation, owned_by
 from quire_operator.spec import Key
 from quire_operator.status import Event
 
@@ -68,10 +68,10 @@ class Cluster:
         uid = body["metadata"]["uid"]
         return Observation(
             body=body,
-            deployments=[item for item in deployments if _owned_by(item, uid)],
+            deployments=[item for item in deployments if owned_by(item, uid)],
             pods=pods,
             service=service,
-            hpa=hpa if hpa is not None and _owned_by(hpa, uid) else None,
+            hpa=hpa,
         )
 
     async def list_all(self, namespaces: Sequence[str]) -> list[Body]:
@@ -97,13 +97,19 @@ class Cluster:
     async def apply(self, wanted: Mapping[str, Any], live: Body | None) -> bool:
         """Server-side apply, unless `live` is that already; True when something was written.
 
-        Raises ApplyError with the server's sentence when the object is refused.
+        Raises ApplyError with the server's sentence when the object is refused, and when the name is taken by an object
+        of somebody else, which would be overwritten now and deleted with the LLMDeployment later.
         """
         kind, metadata = wanted["kind"], wanted["metadata"]
         where = (kind, metadata["namespace"], metadata["name"])
         full = marked(wanted)
         mark = full["metadata"]["annotations"][labels.APPLIED_HASH]
         if live is not None:
+            if live["metadata"].get("labels", {}).get(labels.DEPLOYMENT) != metadata["labels"][labels.DEPLOYMENT]:
+                raise ApplyError(
+                    f"{kind} {metadata['namespace']}/{metadata['name']} is there already and was not made by the operator: "
+                    f"delete it, or give the LLMDeployment another name"
+                )
             version = live["metadata"]["resourceVersion"]
             if self._settled.get(where) == (mark, version) or settled(full, live):
                 return False
@@ -135,6 +141,12 @@ class Cluster:
                 raise
         telemetry.WRITES.labels(kind=kind.__name__).inc()
         self._settled.pop((kind.__name__, key.namespace, name), None)
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered about the children of a deleted LLMDeployment."""
+        for where in list(self._settled):
+            if where[1] == key.namespace and key.name in (where[2], where[2].rpartition("-")[0]):
+                del self._settled[where]
 
     async def set_scale(self, key: Key, replicas: int) -> None:
         """Give spec.replicas its first value, through /scale as an autoscaler would."""
@@ -219,10 +231,6 @@ def _is_refusal(error: ApiError) -> bool:
     """The server judged the object, rather than failing to. A field it does not know comes as 500 from server-side apply."""
     code = error.status.code or 0
     return (400 <= code < 500 and code != 429) or "failed to create typed patch object" in (error.status.message or "")
-
-
-def _owned_by(body: Body, uid: str) -> bool:
-    return any(owner.get("uid") == uid for owner in body["metadata"].get("ownerReferences", ()))
 
 
 def _comparable(status: Mapping[str, Any]) -> dict[str, Any]:

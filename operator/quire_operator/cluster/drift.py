@@ -17,6 +17,8 @@ from quire_operator import labels
 
 _FACTORS = {
     "": Decimal(1),
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
     "m": Decimal("0.001"),
     "k": Decimal(10**3),
     "M": Decimal(10**6),
@@ -26,8 +28,12 @@ _FACTORS = {
     "Mi": Decimal(2**20),
     "Gi": Decimal(2**30),
     "Ti": Decimal(2**40),
+    "P": Decimal(10**15),
+    "E": Decimal(10**18),
+    "Pi": Decimal(2**50),
+    "Ei": Decimal(2**60),
 }
-_QUANTITY = re.compile(r"([0-9]*\.?[0-9]+|[0-9]+\.)(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+_QUANTITY = re.compile(r"([0-9]*\.?[0-9]+|[0-9]+\.)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 
 
 def marked(wanted: Mapping[str, Any]) -> dict[str, Any]:

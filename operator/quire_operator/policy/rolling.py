@@ -74,7 +74,7 @@ def _rolling(new: RevisionView, wanted: int, old: Sequence[RevisionView], limits
     # Pods that must stay ready, and what may go without touching them. New pods that are not ready yet
     # count against the room, as they are capacity that is promised but not there.
     minimum = max(wanted - limits.max_unavailable, 0)
-    ready_new = min(new.ready, size_new)
+    ready_new = min(new.kept_ready, size_new)
     removable = total_old + ready_new - minimum
     _shrink(sizes, {view.name: view.unready for view in old}, max(removable, 0))
 

@@ -11,13 +11,14 @@ from operator_kit import DEFAULTS, KEY, body, owner
 from quire_operator import labels
 from quire_operator.cluster import Cluster, kinds
 from quire_operator.errors import ApplyError
-from quire_operator.resources import build_deployment, build_pod_template, build_service
+from quire_operator.resources import build_deployment, build_hpa, build_pod_template, build_service
 from quire_operator.status import Event
 from scripted_api import ScriptedApi, scripted_api
 
 MINE = "/apis/quire.dev/v1alpha1/namespaces/demo/llmdeployments/smol"
 DEPLOYMENT = "/apis/apps/v1/namespaces/demo/deployments/smol-abc"
 SERVICE = "/api/v1/namespaces/demo/services/smol"
+HPA = "/apis/autoscaling/v2/namespaces/demo/horizontalpodautoscalers/smol"
 
 
 @pytest.fixture
@@ -64,6 +65,29 @@ async def test_a_child_is_applied_once_and_again_only_when_it_differs(api: Scrip
     assert await round_trip(2), "an edit by somebody else is put right"
     assert api.objects[DEPLOYMENT]["spec"]["replicas"] == 2
     assert api.writes == [("PATCH", DEPLOYMENT)] * 3
+
+
+async def test_an_object_of_somebody_else_is_neither_overwritten_nor_adopted(
+    api: ScriptedApi, cluster: Cluster
+) -> None:
+    api.put(SERVICE, {"metadata": {"name": "smol"}, "spec": {"selector": {"app": "database"}}})
+    api.put(HPA, {"metadata": {"name": "smol"}, "spec": {}})
+    seen = await cluster.observe(KEY)
+    assert seen is not None and seen.own_hpa is None
+    scaled = owner({"autoscaling": {"maxReplicas": 2, "targets": {"queueSize": "4"}}})
+    for wanted, live in ((build_service(owner()), seen.service), (build_hpa(scaled) or {}, seen.hpa)):
+        with pytest.raises(
+            ApplyError, match=r"demo/smol is there already and was not made by the operator: delete it, or"
+        ):
+            await cluster.apply(wanted, live)
+    assert api.writes == []
+
+
+async def test_nothing_is_remembered_of_a_deleted_one(api: ScriptedApi, cluster: Cluster) -> None:
+    await cluster.apply(build_service(owner()), None)
+    await cluster.apply(deployment(), None)
+    cluster.forget(KEY)
+    assert cluster._settled == {}
 
 
 async def test_what_the_server_rewrites_is_not_fought_over(api: ScriptedApi, cluster: Cluster) -> None:

@@ -35,6 +35,8 @@ def test_more_in_the_live_object_is_no_drift(wanted: dict[str, Any], extra: str)
         ("1000m", "1", True),
         ("1Gi", "1024Mi", True),
         ("0.80", "800m", True),
+        ("0.0001", "100u", True),
+        ("1024Ti", "1Pi", True),
         (4, "4", True),
         ("4", "5", False),
         ("80", "http", False),

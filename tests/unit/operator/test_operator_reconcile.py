@@ -305,4 +305,4 @@ async def test_a_deleted_one_is_forgotten() -> None:
     bench.cluster.body = None
     bench.cluster.writes.clear()
     assert await bench.look() == Outcome()
-    assert bench.cluster.writes == []
+    assert bench.cluster.writes == [] and bench.cluster.forgotten == [KEY]

@@ -140,3 +140,6 @@ def test_a_decision_not_yet_carried_out_is_not_taken_twice() -> None:
     # old was told to shrink to 1 a moment ago, its second pod is still seen as ready.
     views = [RevisionView("old", 1, 2, 2), RevisionView("new", 1, 1, 1)]
     assert next_replicas("new", 2, views, Limits(1, 0)) == {"new": 2, "old": 1}
+    # new was told to shrink to 1 a moment ago: two of its pods may be gone before they are asked to stay.
+    views = [RevisionView("old", 2, 2, 2), RevisionView("new", 1, 3, 3)]
+    assert next_replicas("new", 3, views, Limits(1, 0)) == {"new": 2, "old": 2}
