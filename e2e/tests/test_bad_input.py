@@ -16,7 +16,7 @@ from stack import llmd
     [
         ({"engine": {"maxNumSeq": 8}}, "maxNumSeq"),
         ({"engine": {"maxNumSeqs": 0}}, "spec.engine.maxNumSeqs"),
-        ({"engine": {"schedulerPolicy": "random"}}, "spec.engine.schedulerPolicy"),
+        ({"engine": {"kvCacheDtype": "int3"}}, "spec.engine.kvCacheDtype"),
         ({"replicas": -1}, "spec.replicas"),
         ({"replicas": 1, "autoscaling": {"maxReplicas": 2, "targets": {"queueSize": "2"}}}, "autoscaling"),
         ({"rollout": {"maxSurge": 0, "maxUnavailable": 0}}, "maxSurge"),

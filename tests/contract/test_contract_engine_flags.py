@@ -19,6 +19,10 @@ FIELDS = sorted(set(Engine.model_fields) - {"extra_args"})
 
 NOT_OFFERED = {
     "trust_remote_code": "no model needs it; extraArgs can pass it",
+    "quantization": "gguf files are recognised by themselves, and nothing else is read",
+    "swap_space": "preempted requests are recomputed; nothing swaps yet",
+    "scheduler_policy": "there is only one",
+    "enforce_eager": "nothing captures CUDA graphs yet",
     "tensor_parallel_size": "only 1 for now",
     "pipeline_parallel_size": "only 1 for now",
 }
@@ -27,7 +31,6 @@ NOT_OFFERED = {
 SAMPLES: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
-    "quantization": "gguf",
     "kv_cache_dtype": "float32",
     "tokenizer": "org/name",
     "max_model_len": 512,
@@ -37,10 +40,7 @@ SAMPLES: dict[str, Any] = {
     "num_blocks": 64,
     "kv_cache_memory": "512Mi",
     "gpu_memory_utilization": "0.5",
-    "swap_space": "1Gi",
     "enable_prefix_caching": False,
-    "scheduler_policy": "fcfs",
-    "enforce_eager": True,
     "seed": 7,
     "cpu_threads": 2,
     "chat_template": "/cache/template.jinja",

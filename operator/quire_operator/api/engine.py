@@ -42,9 +42,6 @@ class Engine(ApiModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = _flag(
         "Type of weights and activations. auto follows checkpoint and device.", "auto"
     )
-    quantization: Literal["gguf"] | None = _flag(
-        "Quantisation of the weights. gguf files are recognised by themselves.", "as the checkpoint says"
-    )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = _flag(
         "Type of the KV cache. auto is dtype.", "auto"
     )
@@ -68,12 +65,7 @@ class Engine(ApiModel):
         'Share of the GPU\'s memory for weights, activations and KV pool together, above 0 and up to 1, as "0.90".',
         "0.90",
     )
-    swap_space: Size | None = _flag(
-        "Host memory for the KV blocks of preempted requests, as 4Gi. 0 recomputes instead.", "0"
-    )
     enable_prefix_caching: bool | None = _flag("Reuse the KV blocks of prompts that begin alike.", "true")
-    scheduler_policy: Literal["fcfs"] | None = _flag("Order of waiting requests.", "fcfs")
-    enforce_eager: bool | None = _flag("Never capture CUDA graphs. No effect on a CPU.", "false")
     seed: int | None = _flag("Seed of requests that bring none.", "0", ge=0, le=(1 << 53) - 1)
     cpu_threads: int | None = _flag("Threads of the CPU back end.", "the container's CPU quota", ge=1, le=1024)
     chat_template: str | None = _flag(

@@ -37,7 +37,7 @@ def test_order_of_lists_matters() -> None:
     "spec",
     [
         {"engine": {"maxNumSeqs": 32}},
-        {"engine": {"extraArgs": ["--enforce-eager"]}},
+        {"engine": {"extraArgs": ["--seed=1"]}},
         {"model": {"source": "file:///models/other.gguf"}},
         {"model": {"source": "file:///models/smollm2.gguf", "servedName": "other"}},
         {"image": "quire/runtime:other"},
