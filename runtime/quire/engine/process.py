@@ -23,6 +23,7 @@ from quire.engine import wire
 from quire.engine.core import EngineCore
 from quire.engine.startup import Stages, build
 from quire.errors import QuireError
+from quire.logs import set_up_logging
 from quire.request import AbortRequest, AddRequest, EngineFailed, FromEngine, Shutdown, StepOutputs
 
 HEARTBEAT_S = 1.0
@@ -100,11 +101,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it drains, then shuts us down
     lifeline = sys.stdin.fileno()
     settings = msgspec.json.decode(sys.stdin.buffer.readline())
-    logging.basicConfig(
-        level=str(settings["log_level"]).upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    set_up_logging(str(settings["log_level"]))
     stages = Stages()
     stages.seconds["import"] = time.monotonic() - float(settings["spawned_s"])
     process = EngineProcess(wire.endpoints(Path(arguments[0])), lifeline)

@@ -10,8 +10,8 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.startup import build
-from quire.entrypoints.serve import set_up_logging
 from quire.errors import RequestError
+from quire.logs import set_up_logging
 from quire.models.source import resolve
 from quire.request import AddRequest, FinishReason, SamplingParams
 from quire.text import Tokenizer, load_tokenizer

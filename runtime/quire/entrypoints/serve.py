@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-import time
-
 from quire.config import ServeConfig
 from quire.engine.client import EngineClient
+from quire.logs import set_up_logging
 from quire.server.engine import Engine
 from quire.server.run import serve
 
@@ -25,13 +22,3 @@ def run(config: ServeConfig) -> int:
 def say(text: str) -> None:
     """For the person at the terminal."""
     print(text, flush=True)
-
-
-def set_up_logging(level: str) -> None:
-    """One line per event on standard error, times in UTC; libraries speak from warning up."""
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("quire").setLevel(level.upper())
