@@ -56,8 +56,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise bad("n", self.n, "between 1 and 128")
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
             raise bad("temperature", self.temperature, "between 0 and 100")
-        if self.top_k < -1:
-            raise bad("top_k", self.top_k, "-1 (off), 0 (off) or positive")
+        if not -1 <= self.top_k < 2**63:
+            raise bad("top_k", self.top_k, "-1 (off), 0 (off) or a positive 64-bit integer")
         if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
             raise bad("top_p", self.top_p, "above 0 and at most 1")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 import quire
 from quire.config import parse_bytes
@@ -12,12 +11,16 @@ from quire.server.edge import Edge
 from quire.server.frontend import Frontend
 
 
-def create_app(frontend: Frontend) -> ASGIApp:
-    """Everything `quire serve` answers, over one frontend."""
+def create_app(frontend: Frontend) -> FastAPI:
+    """Everything `quire serve` answers, over one frontend.
+
+    The edge is middleware and not a wrapper: outside of it FastAPI would answer unknown exceptions first, in plain text.
+    """
     app = FastAPI(title="Quire", version=quire.__version__, redirect_slashes=False)
     app.include_router(completions.router(frontend))
     app.include_router(service.router(frontend))
     errors.install(app)
     config = frontend.config
     limit = parse_bytes(config.max_body_size, flag="--max-body-size")
-    return Edge(app, api_keys=config.api_key, max_body_size=limit)
+    app.add_middleware(Edge, api_keys=config.api_key, max_body_size=limit)
+    return app

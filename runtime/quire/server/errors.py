@@ -46,8 +46,10 @@ def describe(exc: BaseException, request_id: str) -> tuple[int, dict[str, Any], 
             message = f"the engine failed: {exc}"
             return 500, body(500, message, code="engine_dead", request_id=request_id), {}
         case RequestValidationError() | ValidationError():
-            message, param = _first_error(list(exc.errors()))
-            return 400, body(400, message, param=param, code="invalid_value"), {}
+            errors = list(exc.errors())
+            message, param = _first_error(errors)
+            code = "invalid_json" if errors[0]["type"] == "json_invalid" else "invalid_value"
+            return 400, body(400, message, param=param, code=code), {}
         case HTTPException():
             code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code)
             return exc.status_code, body(exc.status_code, str(exc.detail), code=code), dict(exc.headers or {})

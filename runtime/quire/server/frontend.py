@@ -216,6 +216,14 @@ class Frontend:
             if isinstance(error, OverloadedError):
                 self.metrics.dropped(error.reason)
             raise error
+        most = self.config.max_queue_size + self.config.max_num_seqs
+        if count > most:
+            raise RequestError(
+                f"prompts times n are {count} sequences, but at most {most} can run and wait here "
+                "(--max-num-seqs and --max-queue-size)",
+                param="n",
+                code="invalid_value",
+            )
         scheduled = self.num_in_flight - self.num_waiting
         engine_has_queue = self.stats is not None and self.stats.num_waiting > 0
         free = 0 if engine_has_queue else max(0, self.config.max_num_seqs - scheduled)

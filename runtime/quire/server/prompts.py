@@ -136,6 +136,9 @@ def _roughly(message: ChatMessage) -> int:
 
 
 def _text(message: ChatMessage, index: int) -> str | None:
+    if message.content is None and message.role != "assistant":
+        where = f"messages.{index}.content"
+        raise RequestError(f"{where} must be a text or text parts", param=where, code="invalid_value")
     if not isinstance(message.content, list):
         return message.content
     for number, part in enumerate(message.content):

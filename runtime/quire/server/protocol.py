@@ -109,14 +109,14 @@ class Sampling(Body):
 def _prompt_kind(value: Any) -> str:
     first = value[0] if isinstance(value, list) and value else None
     if isinstance(value, str) or not isinstance(value, list):
-        return "text"
+        return "str"
     if isinstance(first, bool):
         return "texts"
     return "ids" if isinstance(first, int) else "lists" if isinstance(first, list) else "texts"
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")]
+    Annotated[str, Tag("str")]
     | Annotated[list[str], Tag("texts")]
     | Annotated[list[int], Tag("ids")]
     | Annotated[list[list[int]], Tag("lists")],

@@ -213,6 +213,7 @@ def _listen(config: ServeConfig) -> socket.socket:
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=2048)
     except OSError as exc:
+        cause = (exc.strerror or str(exc)).partition(" (while")[0]  # Python repeats the address there
         raise ConfigError(
-            f"cannot listen on --host {config.host} --port {config.port}: {exc.strerror or exc}; choose another port"
+            f"cannot listen on --host {config.host} --port {config.port}: {cause}; choose another port"
         ) from exc

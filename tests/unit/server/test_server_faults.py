@@ -11,6 +11,7 @@ import pytest
 
 from live_server import Live, events_of, ids_of, live_server
 from quire.errors import OverloadedError
+from quire.request import AddRequest
 from quire.server import streaming
 from quire.server.frontend import State
 from scripted_engine import ScriptedEngine
@@ -45,6 +46,19 @@ async def test_beyond_the_queue_503_with_retry_after(live: Live) -> None:
     live.engine.release()
     assert [(await task).status_code for task in tasks] == [200, 200]
     assert (await live.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_unforeseen_failure_is_a_500_in_the_usual_form(live: Live, stream: bool) -> None:
+    async def add(request: AddRequest, /) -> None:
+        raise ValueError("a bug")
+
+    live.engine.add = add  # type: ignore[method-assign]
+    response = await live.chat(stream=stream)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (500, "internal_error")
+    assert error["request_id"] == response.headers["x-request-id"]
+    assert "a bug" not in error["message"]
 
 
 async def test_waiting_too_long_is_503_and_aborts(tmp_path: Path) -> None:

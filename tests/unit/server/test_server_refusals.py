@@ -41,6 +41,7 @@ async def error_of(live: Live, path: str, body: Any) -> tuple[int, dict[str, Any
         ({"top_p": 1.5}, "top_p"),
         ({"top_k": 0.5}, "top_k"),
         ({"top_k": -2}, "top_k"),
+        ({"top_k": 10**40}, "top_k"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 2.0}, "max_tokens"),
@@ -59,6 +60,8 @@ async def error_of(live: Live, path: str, body: Any) -> tuple[int, dict[str, Any
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages.0.role"),
         ({"messages": [{"content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "system", "content": None}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content.0"),
         ({"presence_penalty": 1.0}, "presence_penalty"),
         ({"logprobs": True}, "logprobs"),
@@ -86,6 +89,7 @@ async def test_a_bad_chat_field_is_a_400_with_its_name(live: Live, fields: dict[
         ({"prompt": [[5], [300]]}, "prompt"),
         ({"prompt": ["x"] * 129}, "prompt"),
         ({"prompt": 5}, "prompt"),
+        ({"prompt": None}, "prompt"),
         ({"prompt": [1, "x"]}, "prompt"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
@@ -98,6 +102,7 @@ async def test_a_bad_completion_field_is_a_400_with_its_name(live: Live, fields:
     body = fields if "prompt" in fields or not fields else {"prompt": "hi", **fields}
     status, error = await error_of(live, COMPLETE, body)
     assert (status, error["param"].partition(".")[0]) == (400, param), error
+    assert not error["param"].endswith((".str", ".text")), "a step of pydantic's path, not of the body"
     assert param in error["message"]
 
 
@@ -113,6 +118,13 @@ async def test_numbers_that_are_none_are_refused(live: Live, constant: str) -> N
 async def test_a_body_that_is_no_object_is_a_400(live: Live, data: bytes) -> None:
     status, error = await error_of(live, COMPLETE, data)
     assert status == 400, error
+    assert error["code"] == ("invalid_value" if data in (b"[1]", b"null") else "invalid_json")
+
+
+async def test_more_sequences_than_can_ever_wait_are_no_matter_of_trying_again(live: Live) -> None:
+    status, error = await error_of(live, COMPLETE, {"prompt": ["hi"] * 100, "n": 100})
+    assert (status, error["code"], error["param"]) == (400, "invalid_value", "n")
+    assert "10000" in error["message"]
 
 
 async def test_lengths_name_both_numbers(live: Live) -> None:
