@@ -29,12 +29,14 @@ class SecretStore:
         self._version: str | None = None
 
     async def read(self) -> dict[str, str] | None:
-        """Decoded values; None where there is no such Secret."""
+        """Decoded values; None where there is no such Secret. What is no text becomes text that no certificate is."""
         body = await self._cluster.get(kinds.Secret, self._name, self._namespace)
         self._version = body["metadata"]["resourceVersion"] if body is not None else None
         if body is None:
             return None
-        return {key: base64.b64decode(value).decode() for key, value in (body.get("data") or {}).items()}
+        return {
+            key: base64.b64decode(value).decode(errors="replace") for key, value in (body.get("data") or {}).items()
+        }
 
     async def write(self, values: Mapping[str, str]) -> bool:
         """False when another operator was faster: read again."""

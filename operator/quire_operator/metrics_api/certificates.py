@@ -51,15 +51,17 @@ def renewed(bundle: Bundle | None, names: tuple[str, ...], now: datetime) -> Bun
         leaf_key = serialization.load_pem_private_key(bundle.key.encode(), None)
         leaf.verify_directly_issued_by(authorities[0])
         intact = authorities[0].public_key() == ca_key.public_key() and leaf.public_key() == leaf_key.public_key()
+        names_now = _dns_names(leaf)
     except Exception as error:
         # Whatever is wrong with a stored bundle (emptied, edited, half-written), a new one heals it.
         raise BundleError(f"the stored certificate cannot be used: {error}") from error
     if not intact:
         raise BundleError("the stored certificate and its key do not belong together")
+    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
+        raise BundleError("the stored certificate was made by somebody else")
     if authorities[0].not_valid_after_utc - now < CA_RENEW:
         return _with_new_ca(tuple(ca for ca in authorities if ca.not_valid_after_utc > now), names, now)
-    if leaf.not_valid_after_utc - now < LEAF_RENEW or set(names) != _dns_names(leaf):
-        assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    if leaf.not_valid_after_utc - now < LEAF_RENEW or set(names) != names_now:
         return _bundle(tuple(authorities), ca_key, names, now)
     return None
 

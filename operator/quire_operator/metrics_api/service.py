@@ -77,7 +77,7 @@ class MetricsApi:
                 try:
                     await self._refresh()
                     told, pause = "", CHECK_INTERVAL_S
-                except (ApiError, httpx2.HTTPError, NotServableError, OSError) as error:
+                except (ApiError, httpx2.HTTPError, NotServableError, OSError, ValueError) as error:
                     pause = RETRY_INTERVAL_S
                     if str(error) != told:
                         told = str(error)

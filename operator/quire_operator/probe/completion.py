@@ -79,7 +79,7 @@ class Verifier:
         failures = 0
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ATTEMPT_TIMEOUT_S)) as session:
             while True:
-                answer = await self._try(session, attempt.question.model)
+                answer = await self._answer(session, attempt.question.model)
                 if answer.state == "Failed":
                     failures += 1
                     log.info("%s: no completion through the router yet (%s)", key, answer.message)
@@ -91,11 +91,21 @@ class Verifier:
                         return
                 await asyncio.sleep(PAUSES_S[min(failures - 1, len(PAUSES_S) - 1)])
 
+    async def _answer(self, session: aiohttp.ClientSession, model: str) -> Verification:
+        """A fault of ours is told as a failure too: a task that died of it would leave the condition at `Verifying` for ever."""
+        try:
+            return await self._try(session, model)
+        except Exception as error:
+            log.exception("the completion for model %r failed in an unexpected way", model)
+            return Verification(
+                "Failed", "CompletionFailed", f"the proof itself failed: {str(error) or type(error).__name__}"
+            )
+
     async def _try(self, session: aiohttp.ClientSession, model: str) -> Verification:
         body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
         try:
             async with session.post(self._url, json=body) as response:
-                text = await response.text()
+                text = await response.text(encoding="utf-8", errors="replace")
                 if response.status == 200:
                     return _judge(text)
                 detail = " ".join(text.split())[:200]

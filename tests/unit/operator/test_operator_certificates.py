@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from quire_operator.metrics_api.certificates import BundleError, renewed, service_names
 
@@ -57,3 +58,15 @@ def test_a_broken_bundle_is_told_and_a_new_one_can_be_made() -> None:
     for broken in (replace(first, certificate=""), replace(first, key=other.key), replace(first, ca_key=other.ca_key)):
         with pytest.raises(BundleError):
             renewed(broken, NAMES, NOW)
+
+
+def test_a_bundle_of_another_make_is_replaced_rather_than_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "quire_operator.metrics_api.certificates.ec.generate_private_key",
+            lambda _: rsa.generate_private_key(public_exponent=65537, key_size=2048),
+        )
+        made = renewed(None, NAMES, NOW)
+    assert made is not None
+    with pytest.raises(BundleError, match="somebody else"):
+        renewed(made, NAMES, NOW + timedelta(days=61))

@@ -119,8 +119,9 @@ async def test_a_certificate_near_its_end_is_replaced_while_serving(
         assert await presented(made) == stored(api, "tls.crt") and made.port == port
 
 
-async def test_a_broken_secret_heals(api: ScriptedApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    api.put(SECRET, {"type": "kubernetes.io/tls", "data": {"tls.crt": "", "tls.key": ""}})
+@pytest.mark.parametrize("value", ["", base64.b64encode(b"\xff\xfe no text").decode()])
+async def test_a_broken_secret_heals(value: str, api: ScriptedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.put(SECRET, {"type": "kubernetes.io/tls", "data": {"tls.crt": value, "tls.key": value}})
     async with serving(api, monkeypatch) as made:
         await api.until("it serves", lambda: made.serving)
         assert await presented(made) == stored(api, "tls.crt")
@@ -154,3 +155,15 @@ async def test_a_new_front_proxy_ca_replaces_the_listener(api: ScriptedApi, monk
         publish(api, front_ca())
         await api.until("the new CA is trusted", lambda: made.serving and made.trusted != before)
         assert await presented(made) == stored(api, "tls.crt")
+
+
+async def test_an_unreadable_front_proxy_configuration_stops_nothing(
+    api: ScriptedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = api.objects[CONFIG]["data"]
+    api.put(CONFIG, {"data": {**good, "requestheader-allowed-names": "no JSON"}})
+    async with serving(api, monkeypatch) as made:
+        await api.requests(6)
+        assert not made.serving
+        api.put(CONFIG, {"data": good})
+        await api.until("it serves", lambda: made.serving)

@@ -133,6 +133,30 @@ async def test_refusals_are_told(answer: dict[str, object], status: int, reason:
 
 
 @pytest.mark.usefixtures("quick")
+async def test_an_answer_that_is_no_text_is_told_too() -> None:
+    async def completions(_: web.Request) -> web.Response:
+        return web.Response(body=b"\xff\xfe", status=200, headers={"Content-Type": "text/plain; charset=no-such"})
+
+    changed = asyncio.Event()
+    async with serving("POST", "/v1/completions", completions) as port:
+        verifier = Verifier(f"http://127.0.0.1:{port}", changed=lambda _: changed.set())
+        assert await ask_until(verifier, changed, "Failed") == "CompletionFailed"
+        await verifier.close()
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_fault_in_the_proof_itself_does_not_leave_it_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(Verifier, "_try", broken)
+    changed = asyncio.Event()
+    verifier = Verifier("http://127.0.0.1:9", changed=lambda _: changed.set())
+    assert await ask_until(verifier, changed, "Failed") == "CompletionFailed"
+    await verifier.close()
+
+
+@pytest.mark.usefixtures("quick")
 async def test_an_unreachable_router_is_named() -> None:
     changed = asyncio.Event()
     verifier = Verifier("http://127.0.0.1:9", changed=lambda _: changed.set())
