@@ -53,16 +53,10 @@ class EngineConfig(BaseModel):
     )
     tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer; default: the model's own")
     revision: str = Field("main", min_length=1, description="git revision of a hub model")
-    trust_remote_code: bool = Field(
-        False, description="run Python code that comes with a model; off, and no model needs it"
-    )
     device: Device = Field(
         "auto", description="where the model runs; auto takes CUDA where there is a GPU, else the CPU"
     )
     dtype: DType = Field("auto", description="type of weights and activations; auto follows checkpoint and device")
-    quantization: Literal["gguf"] | None = Field(
-        None, description="weight quantisation; gguf files are recognised by themselves"
-    )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="type of the KV cache; auto is dtype"
     )
@@ -89,10 +83,8 @@ class EngineConfig(BaseModel):
     gpu_memory_utilization: float = Field(
         0.90, gt=0.0, le=1.0, description="share of the GPU's memory for weights, activations and KV pool together"
     )
-    swap_space: Size = Field("0", description="host memory for preempted requests, as 4Gi; 0 recomputes instead")
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
     scheduler_policy: Literal["fcfs"] = Field("fcfs", description="order of waiting requests")
-    enforce_eager: bool = Field(False, description="never capture CUDA graphs (no effect on a CPU)")
     tensor_parallel_size: int = Field(1, ge=1, le=1, description="GPUs that share each layer; only 1 for now")
     pipeline_parallel_size: int = Field(1, ge=1, le=1, description="groups of layers on different GPUs; only 1 for now")
     seed: int = Field(0, ge=0, description="seed of requests that bring none")

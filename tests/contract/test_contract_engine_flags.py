@@ -18,11 +18,7 @@ from quire_operator.resources.args import flag_name, serve_args
 FIELDS = sorted(set(Engine.model_fields) - {"extra_args"})
 
 NOT_OFFERED = {
-    "trust_remote_code": "no model needs it; extraArgs can pass it",
-    "quantization": "gguf files are recognised by themselves, and nothing else is read",
-    "swap_space": "preempted requests are recomputed; nothing swaps yet",
     "scheduler_policy": "there is only one",
-    "enforce_eager": "nothing captures CUDA graphs yet",
     "tensor_parallel_size": "only 1 for now",
     "pipeline_parallel_size": "only 1 for now",
 }

@@ -46,8 +46,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
         ([], {}),
         (["m"], {"model": "m"}),
         (["m", "--port=1", "--max-seq-len", "9"], {"model": "m", "port": 1, "max_model_len": 9}),
-        (["--enforce-eager", "m"], {"model": "m", "enforce_eager": True}),
-        (["--enforce-eager", "true", "m"], {"model": "m", "enforce_eager": True}),
+        (["--enable-prefix-caching", "m"], {"model": "m"}),
+        (["--enable-prefix-caching", "true", "m"], {"model": "m"}),
         (["m", "--enable-prefix-caching=false"], {"model": "m", "enable_prefix_caching": False}),
         (["m", "--enable-prefix-caching", "false"], {"model": "m", "enable_prefix_caching": False}),
         (["--no-enable-prefix-caching", "m"], {"model": "m", "enable_prefix_caching": False}),
@@ -148,10 +148,10 @@ def test_the_server_process_never_loads_torch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--enforce-eager", "x"], ["--enforce-eager=true", "x"]),
-        (["--enforce-eager", "FALSE"], ["--enforce-eager", "FALSE"]),
-        (["--no-enforce-eager"], ["--enforce-eager=false"]),
-        (["--model-x", "--", "--enforce-eager"], ["--model-x", "--", "--enforce-eager"]),
+        (["--enable-prefix-caching", "x"], ["--enable-prefix-caching=true", "x"]),
+        (["--enable-prefix-caching", "FALSE"], ["--enable-prefix-caching", "FALSE"]),
+        (["--no-enable-prefix-caching"], ["--enable-prefix-caching=false"]),
+        (["--model-x", "--", "--enable-prefix-caching"], ["--model-x", "--", "--enable-prefix-caching"]),
     ],
 )
 def test_booleans_without_a_value_get_one(arguments: list[str], expected: list[str]) -> None:

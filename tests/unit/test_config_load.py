@@ -24,10 +24,12 @@ def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(tmp_path: Pa
     assert (config.max_model_len, config.served_model_name, config.api_key) == (77, ("x", "y"), ("a", "b"))
 
 
-@pytest.mark.parametrize("value", ["true", "True", "1", "yes", "on"])
-def test_booleans(value: str) -> None:
-    assert load(EngineConfig, flags={"enforce_eager": value}, environ={}).enforce_eager is True
-    assert load(EngineConfig, flags={"enable_prefix_caching": "false"}, environ={}).enable_prefix_caching is False
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [*((yes, True) for yes in ("true", "True", "1", "yes", "on")), ("false", False), ("off", False)],
+)
+def test_booleans(value: str, meaning: bool) -> None:
+    assert load(EngineConfig, flags={"enable_prefix_caching": value}, environ={}).enable_prefix_caching is meaning
 
 
 def test_what_kubernetes_puts_into_variables_is_not_ours() -> None:
@@ -47,9 +49,9 @@ def test_what_kubernetes_puts_into_variables_is_not_ours() -> None:
         ),
         ({"device": "tpu"}, "--device must be one of auto, cpu or cuda, got 'tpu'"),
         ({"tensor_parallel_size": "2"}, "--tensor-parallel-size must be 1, got '2'"),
-        ({"swap_space": "4Q"}, "--swap-space must be a size such as 512Mi or 4Gi, got '4Q'"),
+        ({"kv_cache_memory": "4Q"}, "--kv-cache-memory must be a size such as 512Mi or 4Gi, got '4Q'"),
         ({"max_body_size": "-1"}, "--max-body-size must be a size such as 512Mi or 4Gi, got '-1'"),
-        ({"enforce_eager": "maybe"}, "--enforce-eager must be true or false, got 'maybe'"),
+        ({"enable_prefix_caching": "maybe"}, "--enable-prefix-caching must be true or false, got 'maybe'"),
         ({"model": ""}, "--model must be a non-empty text, got ''"),
         (
             {"metric_namespace": "9x"},

@@ -1,4 +1,4 @@
-"""The memory plan: weights, activations, swap and KV pool, summed up before any of it is taken.
+"""The memory plan: weights, activations and KV pool, summed up before any of it is taken.
 
 Pure arithmetic on a description, a configuration and what the host offers. What does not fit is refused with the sum and the
 flag value that would fit; a model's full length shrinks to the pool only where the user did not ask for a length.
@@ -27,7 +27,6 @@ class MemoryPlan:
 
     weights: int
     activations: int
-    swap: int
     kv_pool: int
     available: int
     num_blocks: int
@@ -36,11 +35,11 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.swap + self.kv_pool
+        return self.weights + self.activations + self.kv_pool
 
     def __str__(self) -> str:
         return (
-            f"memory plan: weights {_mib(self.weights)} + activations {_mib(self.activations)} + swap {_mib(self.swap)} "
+            f"memory plan: weights {_mib(self.weights)} + activations {_mib(self.activations)} "
             f"+ KV pool {_mib(self.kv_pool)} ({self.num_blocks} blocks of {self.block_size} tokens) = {_mib(self.total)} "
             f"of {_mib(self.available)} available"
         )
@@ -52,15 +51,14 @@ def plan(
     """Raises ModelError where the model, the pool or the wanted length does not fit, saying what would."""
     weights = weights_bytes(description, dtype_bytes)
     activations = activation_bytes(description, config, dtype_bytes)
-    swap = parse_bytes(config.swap_space, flag="--swap-space")
     block_bytes = description.kv_elements_per_token() * config.block_size * kv_dtype_bytes
-    room = int(host.available * LIMIT_SHARE) - weights - activations - swap
+    room = int(host.available * LIMIT_SHARE) - weights - activations
     wanted_len = min(config.max_model_len or description.max_model_len, description.max_model_len)
     per_sequence = -(-wanted_len // config.block_size)
     if room < block_bytes:
-        parts = f"weights {_mib(weights)} + activations {_mib(activations)} + swap {_mib(swap)} + one KV block {_mib(block_bytes)}"
+        parts = f"weights {_mib(weights)} + activations {_mib(activations)} + one KV block {_mib(block_bytes)}"
         raise ModelError(
-            f"{config.model} does not fit the memory: {parts} = {_mib(weights + activations + swap + block_bytes)} are more than "
+            f"{config.model} does not fit the memory: {parts} = {_mib(weights + activations + block_bytes)} are more than "
             f"{LIMIT_SHARE:.0%} of the {_mib(host.available)} that "
             + ("the container's limit leaves" if host.limited else "are free")
             + _remedy(description, config, host, dtype_bytes, -room + per_sequence * block_bytes)
@@ -77,7 +75,6 @@ def plan(
     return MemoryPlan(
         weights=weights,
         activations=activations,
-        swap=swap,
         kv_pool=num_blocks * block_bytes,
         available=host.available,
         num_blocks=num_blocks,
@@ -129,8 +126,7 @@ def _remedy(
     description: DecoderDescription, config: EngineConfig, host: HostMemory, dtype_bytes: int, missing: int
 ) -> str:
     """What would make it fit: a smaller step if that is enough, a smaller type, more memory (for a full-length request)."""
-    fixed = weights_bytes(description, dtype_bytes) + parse_bytes(config.swap_space, flag="--swap-space")
-    room = int(host.available * LIMIT_SHARE) - fixed
+    room = int(host.available * LIMIT_SHARE) - weights_bytes(description, dtype_bytes)
     budget = config.max_num_batched_tokens
     while (budget := budget // 2) >= LEAST_BUDGET:
         smaller = config.model_copy(

@@ -1,7 +1,7 @@
 """Command-line flags made from the configuration's fields: one flag per field, nothing written twice.
 
-Every flag takes its value as `--flag=value` or `--flag value`. A boolean also works alone (`--enforce-eager`) and
-negated (`--no-enable-prefix-caching`). Values stay text here; `quire.config.load` checks them, so that a bad value gets
+Every flag takes its value as `--flag=value` or `--flag value`. A boolean also works alone (`--enable-prefix-caching`)
+and negated (`--no-enable-prefix-caching`). Values stay text here; `quire.config.load` checks them, so that a bad value gets
 the same sentence whether it came from a flag, a variable or a file.
 """
 
@@ -132,7 +132,7 @@ A flag wins over a variable, a variable over the file, the file over the default
 and one line, as `quire: error: --max-num-seqs must be an integer between 1 and 4096, got '0'`.
 
 - Programs write `--flag=value` for every type, booleans too: `--enable-prefix-caching=false`. People may also write
-  `--enforce-eager`, `--no-enable-prefix-caching`, `--enforce-eager true`.
+  `--enable-prefix-caching`, `--no-enable-prefix-caching`, `--enable-prefix-caching true`.
 - Lists: repeat the flag; in a variable separate by commas.
 - Sizes: bytes, or with `k M G T` (powers of 1000) or `Ki Mi Gi Ti` (powers of 1024).
 - An empty variable counts as unset, and so does one that begins with `tcp://`, `udp://` or `sctp://`: Kubernetes makes

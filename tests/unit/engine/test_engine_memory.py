@@ -98,7 +98,3 @@ def test_explicit_pools() -> None:
     assert "is less than one KV block (720.0 KiB); raise it" in refused(4000, kv_cache_memory="1Ki")
     message = refused(4000, num_blocks=10, max_model_len=1000)
     assert message.endswith("--max-model-len 160 fits, and so does --num-blocks 63")
-
-
-def test_swap_counts() -> None:
-    assert planned(4000, swap_space="1Gi").num_blocks < planned(4000).num_blocks - 1000
