@@ -48,8 +48,8 @@ def describe(exc: BaseException, request_id: str) -> tuple[int, dict[str, Any], 
         case RequestValidationError() | ValidationError():
             errors = list(exc.errors())
             message, param = _first_error(errors)
-            code = "invalid_json" if errors[0]["type"] == "json_invalid" else "invalid_value"
-            return 400, body(400, message, param=param, code=code), {}
+            kind = "invalid_json" if errors[0]["type"] == "json_invalid" else "invalid_value"
+            return 400, body(400, message, param=param, code=kind), {}
         case HTTPException():
             code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code)
             return exc.status_code, body(exc.status_code, str(exc.detail), code=code), dict(exc.headers or {})
