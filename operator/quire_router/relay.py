@@ -27,6 +27,9 @@ BODY_SILENCE_S = 60.0
 CLIENT_STALL_S = 300.0
 """A client that takes nothing of its answer for this long counts as gone."""
 
+LOOK_S = 5.0
+"""How often a silent pod's connection is looked at: aiohttp does not tell the reader of a body it cannot parse any further."""
+
 
 class ClientLeftError(Exception):
     """The client closed its connection, or stopped reading, while the answer was being written."""
@@ -78,12 +81,14 @@ class Relay:
         """Pass everything on; raise AttemptError when the pod breaks off before the first byte, ClientLeftError when the client does."""
         while True:
             try:
-                piece = await self._upstream.content.readany()
+                piece = await self._piece()
             except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
                 if not self.begun:
                     raise AttemptError("reset", str(error) or "closed before its first byte") from error
                 request_id = self._request[REQUEST_ID]
-                log.warning("the answer to request %s broke off: %s", request_id, error)
+                log.warning(
+                    "the answer to request %s broke off: %s", request_id, str(error) or "its body makes no sense"
+                )
                 self.outcome = "broken"
                 message = f"the replica that answered broke off; request id {request_id}"
                 return await self.end(message, code="upstream_broke_off")
@@ -97,6 +102,17 @@ class Relay:
             if ended:
                 await _to_client(self._response.write_eof())
                 return self._response
+
+    async def _piece(self) -> bytes:
+        """The next bytes of the pod; b"" at the end."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S) as look:
+                    return await self._upstream.content.readany()
+            except TimeoutError:
+                connection = self._upstream.connection
+                if not look.expired() or connection is None or connection.transport is None:
+                    raise
 
     async def cut(self) -> web.StreamResponse:
         """End an answer that has begun because this router ends."""

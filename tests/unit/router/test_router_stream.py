@@ -120,6 +120,30 @@ async def test_an_answer_without_events_that_breaks_is_visibly_incomplete(length
                 await response.read()
 
 
+async def test_a_body_that_makes_no_sense_is_cut_rather_than_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_router.relay.LOOK_S", 0.02)
+    begun = asyncio.Event()
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(b"x" * 50)
+        await begun.wait()
+        assert request.transport is not None
+        request.transport.write(b"no length of a chunk\r\n")
+        await asyncio.Event().wait()
+        return response
+
+    async with running() as kit, asyncio.timeout(10):
+        await kit.deploy("m", await kit.pod("a", script))
+        async with await open_stream(kit) as response:
+            assert await response.content.readexactly(50) == b"x" * 50
+            begun.set()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+
+
 async def test_a_break_after_the_headers_but_before_the_first_byte_is_retried() -> None:
     async with running() as kit:
         bad = await kit.pod("bad", streaming(then="reset"))
