@@ -95,7 +95,7 @@ class MetricsApi:
             )
         new_trust = self._front_proxy is None or front_proxy.ca_pem != self._front_proxy.ca_pem
         self._front_proxy = front_proxy
-        if new_trust or self._context is None:
+        if new_trust or self._context is None or self._site is None:
             context = server_context(bundle, front_proxy)
             await self._listen(context)
             self._context = context

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from aiohttp import web
 
 from quire_operator.cluster import Cluster
 from quire_operator.metrics_api import MetricsApi
@@ -167,3 +168,21 @@ async def test_an_unreadable_front_proxy_configuration_stops_nothing(
         assert not made.serving
         api.put(CONFIG, {"data": good})
         await api.until("it serves", lambda: made.serving)
+
+
+async def test_a_listener_that_cannot_be_replaced_is_tried_again(
+    api: ScriptedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(api, monkeypatch) as made:
+        await api.until("it serves", lambda: made.serving)
+        start, failures = web.TCPSite.start, []
+
+        async def busy_once(site: web.TCPSite) -> None:
+            if not failures:
+                failures.append(site)
+                raise OSError("address already in use")
+            await start(site)
+
+        monkeypatch.setattr(web.TCPSite, "start", busy_once)
+        publish(api, front_ca())
+        await api.until("it serves again", lambda: bool(failures) and made.serving)
