@@ -238,7 +238,7 @@ class Frontend:
 
     def _not_ready(self) -> QuireError:
         if self.state is State.DEAD:
-            return self.error or EngineDeadError("the engine is gone")
+            return EngineDeadError(str(self.error or "it is gone"))  # a ModelError is the start's, not the request's
         if self.state is State.DRAINING:
             return OverloadedError("the server is shutting down", reason="draining", retry_after_s=RETRY_DRAINING_S)
         return OverloadedError(f"the model is loading ({self.stage})", reason="loading", retry_after_s=RETRY_LOADING_S)
