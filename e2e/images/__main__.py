@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -107,4 +108,6 @@ def _size(layout: Layout) -> None:
 
 
 if __name__ == "__main__":
+    # as Ctrl-C does, a TERM ends what was started and tidies up
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

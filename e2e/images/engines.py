@@ -117,6 +117,8 @@ class CommandLine:
     global_flags: tuple[str, ...] = ()
     build_command: tuple[str, ...] = ("build",)
     extra_environment: tuple[tuple[str, str], ...] = ()
+    build_prefix: tuple[str, ...] = ()
+    """What a build runs under."""
     name_field: str = "Repository"
     """What the engine calls an image's name in --format."""
 
@@ -147,7 +149,7 @@ class CommandLine:
 
     def build(self, request: BuildRequest, progress: Progress) -> str:
         return stream(
-            [self.name, *self.global_flags, *self.build_command, *build_flags(request)],
+            [*self.build_prefix, self.name, *self.global_flags, *self.build_command, *build_flags(request)],
             title=f"build {request.ref.partition('/')[2]} with {self.name}",
             log=request.log,
             deadline_s=BUILD_DEADLINE_S,
@@ -233,6 +235,8 @@ class Buildah(CommandLine):
             global_flags=store,
             build_command=("build", "--layers", "--isolation", "chroot", "--network", "host", *new_run()),
             extra_environment=(("TMPDIR", str(layout.scratch)),),
+            # However this process ends, the build ends with it, and with the build its mounts.
+            build_prefix=("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--fork", "--kill-child"),
             name_field="Name",
         )
 
