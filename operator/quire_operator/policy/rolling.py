@@ -71,9 +71,16 @@ def _rolling(new: RevisionView, wanted: int, old: Sequence[RevisionView], limits
     else:
         size_new = min(wanted, new.desired + max(room, 0))
 
+    minimum = max(wanted - limits.max_unavailable, 0)
+    if new.ready == 0 and any(view.kept_ready for view in old):
+        # Nobody knows yet whether the new revision works. It gets the pods that a roll begins with and no more;
+        # growth meanwhile (an autoscaler under load) goes to a revision that does serve.
+        size_new = min(size_new, max(new.desired, limits.max_surge + limits.max_unavailable))
+        _grow(sizes, old, min(wanted + limits.max_surge - total_old - size_new, minimum - total_old))
+        total_old = sum(sizes.values())
+
     # Pods that must stay ready, and what may go without touching them. New pods that are not ready yet
     # count against the room, as they are capacity that is promised but not there.
-    minimum = max(wanted - limits.max_unavailable, 0)
     ready_new = min(new.kept_ready, size_new)
     removable = total_old + ready_new - minimum
     _shrink(sizes, {view.name: view.unready for view in old}, max(removable, 0))
@@ -82,6 +89,11 @@ def _rolling(new: RevisionView, wanted: int, old: Sequence[RevisionView], limits
     spare = sum(ready_old.values()) + ready_new - minimum
     _shrink(sizes, ready_old, max(spare, 0))
     return {new.name: size_new, **sizes}
+
+
+def _grow(sizes: dict[str, int], old: Sequence[RevisionView], budget: int) -> None:
+    """Add `budget` pods to the newest old revision that serves."""
+    sizes[[view.name for view in old if view.kept_ready][-1]] += max(budget, 0)
 
 
 def _shrink(sizes: dict[str, int], available: dict[str, int], budget: int) -> None:

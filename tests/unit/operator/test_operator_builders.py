@@ -31,7 +31,7 @@ def test_arguments_are_mapped_mechanically() -> None:
             "kvCacheMemory": "512Mi",
             "queueTimeout": "1m30s",
             "gpuMemoryUtilization": "0.5",
-            "extraArgs": ["--trust-remote-code=false"],
+            "extraArgs": ["--enable-prefix-caching=false"],
         },
         "rollout": {"drainTimeout": "2m"},
     }
@@ -49,7 +49,7 @@ def test_arguments_are_mapped_mechanically() -> None:
         "--kv-cache-memory=512Mi",
         "--max-num-seqs=8",
         "--queue-timeout=90",
-        "--trust-remote-code=false",
+        "--enable-prefix-caching=false",
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quire_operator.policy import Limits, RevisionView, next_replicas
@@ -77,7 +77,10 @@ def test_no_step_goes_above_the_surge_by_adding(situation: tuple[World, int, Lim
     before = dict(world.sizes)
     after = next_replicas("a", wanted, world.views(), limits)
     grown = {name for name, size in after.items() if size > before.get(name, 0)}
-    assert grown <= {"a"}, "only the wanted revision ever grows"
+    ready = {view.name: view.kept_ready for view in world.views()}
+    grown_old = grown - {"a"}
+    assert len(grown_old) <= 1 and all(ready[name] for name in grown_old), "an old one grows only if it serves"
+    assert not grown_old or not any(world.pods.get("a", [])), "and only while the wanted one does not"
     if grown and any(size for name, size in before.items() if name != "a"):
         assert sum(after.values()) <= wanted + limits.max_surge
 
@@ -143,3 +146,20 @@ def test_a_decision_not_yet_carried_out_is_not_taken_twice() -> None:
     # new was told to shrink to 1 a moment ago: two of its pods may be gone before they are asked to stay.
     views = [RevisionView("old", 2, 2, 2), RevisionView("new", 1, 3, 3)]
     assert next_replicas("new", 3, views, Limits(1, 0)) == {"new": 2, "old": 2}
+
+
+@given(st.integers(1, 4), st.integers(0, 6), st.integers(0, 2), st.integers(0, 2))
+def test_growth_beside_a_candidate_that_does_not_work_goes_to_the_revision_that_serves(
+    wanted: int, growth: int, surge: int, unavailable: int
+) -> None:
+    """An autoscaler under load must not fill the cluster with pods that crash."""
+    assume(surge + unavailable > 0 and wanted > unavailable)
+    limits = Limits(surge, unavailable)
+    world = World({"new": 0, "old": wanted}, {"old": [True] * wanted})
+    for now_wanted in [wanted] * 4 + [wanted + growth] * 20:
+        world.sizes |= next_replicas("new", now_wanted, world.views(), limits)
+        world.carry_out()
+        world.start(frozenset({"old"}))
+    assert world.sizes["new"] <= surge + unavailable
+    assert world.sizes["old"] >= wanted + growth - unavailable
+    assert next_replicas("new", wanted + growth, world.views(), limits) == world.sizes, "and then nothing moves"
