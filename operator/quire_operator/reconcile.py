@@ -99,7 +99,11 @@ class Reconciler:
         if owner.spec.autoscaling is not None and owner.spec.replicas is None:
             await self._cluster.set_scale(owner.key, owner.initial_replicas)
         await self._cluster.apply(build_service(owner), seen.service)
-        await self._apply_workload(owner, seen, template, plan, events)
+        refused: ApplyError | None = None
+        try:
+            await self._apply_workload(owner, seen, template, plan, events)
+        except ApplyError as error:  # a typo in the template must not freeze the revision that serves
+            refused = error
         for revision, before, after in plan.resize:
             await self._cluster.resize(owner.key, workload_name(owner.name, revision), after)
             events.append(Event("Normal", "Scaled", f"revision {revision}: {before} to {after} replicas", "Scale"))
@@ -107,6 +111,8 @@ class Reconciler:
             await self._cluster.delete(kinds.Deployment, owner.key, workload_name(owner.name, revision))
             events.append(Event("Normal", "RevisionRemoved", f"revision {revision} has no pods left", "Roll"))
         await self._apply_hpa(owner, seen)
+        if refused is not None:
+            raise refused
 
     async def _apply_workload(
         self, owner: Deployment, seen: Observation, template: Body, plan: Plan, events: list[Event]

@@ -249,6 +249,17 @@ async def test_refused_children_are_told_and_tried_again() -> None:
     assert bench.condition("Ready") == ("True", "Answering")
 
 
+async def test_a_refused_candidate_does_not_freeze_the_revision_that_serves() -> None:
+    bench = Bench({"replicas": 2})
+    await bench.settle()
+    [(_, old)] = [key for key in bench.cluster.children if key[0] == "Deployment"]
+    bench.cluster.refuse["Deployment"] = "Deployment demo/smol-x is refused by the API server"
+    bench.cluster.edit(replicas=4, template={"spec": {"nodeSelectr": {"a": "b"}}})
+    await bench.settle(rounds=6)
+    assert bench.condition("Ready") == ("False", "ApplyFailed")
+    assert bench.cluster.children["Deployment", old]["spec"]["replicas"] == 4
+
+
 async def test_a_spec_that_cannot_be_read_is_told_and_changes_nothing() -> None:
     bench = Bench({"replicas": 1})
     await bench.settle()
