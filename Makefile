@@ -24,7 +24,8 @@ help: ## list the targets
 
 ## Run it
 .PHONY: demo serve
-demo: setup ## a local cluster, the chart, a model in pods, and its answer through the router
+demo: ## a local cluster, the chart, a model in pods, and its answer through the router
+	@$(MAKE) -s -j2 setup tools
 	@$(E2E) stack demo
 serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=…, ARGS="--flag value")
 	@$(PY) -m quire.entrypoints.cli serve $(MODEL) --host=127.0.0.1 $(ARGS)
@@ -63,9 +64,11 @@ model: setup # the embedded model, once, in the model cache
 	@$(PY) -m quire.entrypoints.cli pull smollm2
 
 ## Cluster and images
-.PHONY: images cluster-up cluster-down cluster-status cluster-load
+.PHONY: images tools cluster-up cluster-down cluster-status cluster-load
 images: setup ## build the runtime and operator images (docker, podman or buildah)
 	@$(E2E) images build runtime operator
+tools: # the cluster's programs; needs no package, so they compile while pip waits for the network
+	@PYTHONPATH=e2e $(PYTHON) -m cluster tools >/dev/null
 cluster-up: setup ## a local Kubernetes from real components (or KUBECONFIG, or kind)
 	@$(E2E) cluster up $(ARGS)
 cluster-down: setup ## end it; nothing stays behind

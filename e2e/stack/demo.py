@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from cluster.errors import HarnessError
+from cluster.handle import Cluster
 from stack import llmd, release
 from stack.ask import stream_chat
 from stack.prepare import prepare
@@ -14,13 +16,23 @@ NAME = "smollm2"
 QUESTION = "What is the capital of France, and what is it known for?"
 
 
+def _state(cluster: Cluster) -> str:
+    """What the object says about itself while it is not Ready."""
+    try:
+        return str(
+            llmd.condition(cluster, "default", NAME, "Ready").get("message", "the operator has not answered yet")
+        )
+    except HarnessError as exc:
+        return str(exc)
+
+
 def demo() -> None:
     """Everything up, one question asked, what to type next."""
     start = time.monotonic()
     prepared = prepare()
     cluster = prepared.cluster
     release.install(prepared)
-    with PROGRESS.step(f"kubectl apply -f {EXAMPLE.relative_to(ROOT)}, until it is Ready"):
+    with PROGRESS.step(f"kubectl apply -f {EXAMPLE.relative_to(ROOT)}, until it is Ready", lambda: _state(cluster)):
         cluster.kubectl("apply", "--namespace", "default", "--filename", str(EXAMPLE))
         llmd.wait_ready(cluster, "default", NAME, deadline_s=300)
     print(cluster.kubectl("get", "llmd", "--namespace", "default"))
