@@ -1,6 +1,6 @@
 """The memory plan: weights, activations and KV pool, summed up before any of it is taken.
 
-Pure arithmetic on a description, a configuration and what the host offers. What does not fit is refused with the sum and the
+Pure arithmetic on facts of a model, a configuration and what the host offers. What does not fit is refused with the sum and the
 flag value that would fit; a model's full length shrinks to the pool only where the user did not ask for a length.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from quire.config import EngineConfig, parse_bytes
 from quire.engine.host import HostMemory
 from quire.errors import ModelError
-from quire.models.description import DecoderDescription
+from quire.models.executor import ModelFacts
 
 LIMIT_SHARE = 0.90
 """Of a container's limit, this much is planned; the rest is for the server process and for what is not counted."""
@@ -46,14 +46,14 @@ class MemoryPlan:
 
 
 def plan(
-    description: DecoderDescription, config: EngineConfig, *, dtype_bytes: int, kv_dtype_bytes: int, host: HostMemory
+    facts: ModelFacts, config: EngineConfig, *, dtype_bytes: int, kv_dtype_bytes: int, host: HostMemory
 ) -> MemoryPlan:
     """Raises ModelError where the model, the pool or the wanted length does not fit, saying what would."""
-    weights = weights_bytes(description, dtype_bytes)
-    activations = activation_bytes(description, config, dtype_bytes)
-    block_bytes = description.kv_elements_per_token() * config.block_size * kv_dtype_bytes
+    weights = weights_bytes(facts, dtype_bytes)
+    activations = activation_bytes(facts, config, dtype_bytes)
+    block_bytes = facts.kv_elements_per_token() * config.block_size * kv_dtype_bytes
     room = int(host.available * LIMIT_SHARE) - weights - activations
-    wanted_len = min(config.max_model_len or description.max_model_len, description.max_model_len)
+    wanted_len = min(config.max_model_len or facts.max_model_len, facts.max_model_len)
     per_sequence = -(-wanted_len // config.block_size)
     if room < block_bytes:
         parts = f"weights {_mib(weights)} + activations {_mib(activations)} + one KV block {_mib(block_bytes)}"
@@ -61,7 +61,7 @@ def plan(
             f"{config.model} does not fit the memory: {parts} = {_mib(weights + activations + block_bytes)} are more than "
             f"{LIMIT_SHARE:.0%} of the {_mib(host.available)} that "
             + ("the container's limit leaves" if host.limited else "are free")
-            + _remedy(description, config, host, dtype_bytes, -room + per_sequence * block_bytes)
+            + _remedy(facts, config, host, dtype_bytes, -room + per_sequence * block_bytes)
         )
     num_blocks = _num_blocks(config, block_bytes, room, host, most=config.max_num_seqs * per_sequence)
     tokens = num_blocks * config.block_size
@@ -83,18 +83,16 @@ def plan(
     )
 
 
-def weights_bytes(description: DecoderDescription, dtype_bytes: int) -> int:
-    """Weights as they lie in memory after loading; a tied head packed for the CPU is a second copy of the embedding."""
-    head_copy = description.vocab_size * description.hidden_size if description.tie_embeddings else 0
-    return (description.num_parameters() + head_copy) * dtype_bytes
+def weights_bytes(facts: ModelFacts, dtype_bytes: int) -> int:
+    """Weights as they lie in memory after loading."""
+    return facts.num_weights() * dtype_bytes
 
 
-def activation_bytes(description: DecoderDescription, config: EngineConfig, dtype_bytes: int) -> int:
+def activation_bytes(facts: ModelFacts, config: EngineConfig, dtype_bytes: int) -> int:
     """The widest moment of a step of the full budget, and sampling of max_num_seqs rows in float32."""
-    d = description
-    row = 3 * d.hidden_size + 2 * d.q_size + 2 * d.kv_size + 3 * d.intermediate_size
     sampled = min(config.max_num_seqs, config.max_num_batched_tokens)
-    return config.max_num_batched_tokens * row * dtype_bytes + sampled * d.vocab_size * (dtype_bytes + 3 * 4)
+    step = config.max_num_batched_tokens * facts.activations_per_token() * dtype_bytes
+    return step + sampled * facts.vocab_size * (dtype_bytes + 3 * 4)
 
 
 def _num_blocks(config: EngineConfig, block_bytes: int, room: int, host: HostMemory, *, most: int) -> int:
@@ -122,21 +120,19 @@ def _num_blocks(config: EngineConfig, block_bytes: int, room: int, host: HostMem
     return max(min(share // block_bytes, most), 1)
 
 
-def _remedy(
-    description: DecoderDescription, config: EngineConfig, host: HostMemory, dtype_bytes: int, missing: int
-) -> str:
+def _remedy(facts: ModelFacts, config: EngineConfig, host: HostMemory, dtype_bytes: int, missing: int) -> str:
     """What would make it fit: a smaller step if that is enough, a smaller type, more memory (for a full-length request)."""
-    room = int(host.available * LIMIT_SHARE) - weights_bytes(description, dtype_bytes)
+    room = int(host.available * LIMIT_SHARE) - weights_bytes(facts, dtype_bytes)
     budget = config.max_num_batched_tokens
     while (budget := budget // 2) >= LEAST_BUDGET:
         smaller = config.model_copy(
             update={"max_num_batched_tokens": budget, "max_num_seqs": min(config.max_num_seqs, budget)}
         )
-        spare = room - activation_bytes(description, smaller, dtype_bytes)
-        if spare >= budget * description.kv_elements_per_token() * dtype_bytes:
+        spare = room - activation_bytes(facts, smaller, dtype_bytes)
+        if spare >= budget * facts.kv_elements_per_token() * dtype_bytes:
             return f"; --max-num-batched-tokens {budget} fits"
     more = f"{'raise the limit' if host.limited else 'free memory'} to {_mib(_target(host, missing))}"
-    half = weights_bytes(description, 2) < int(host.available * LIMIT_SHARE) and dtype_bytes > 2
+    half = weights_bytes(facts, 2) < int(host.available * LIMIT_SHARE) and dtype_bytes > 2
     return f"; {more}" + (", or try --dtype bfloat16" if half else ", or take a smaller model")
 
 

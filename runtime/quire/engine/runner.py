@@ -10,7 +10,7 @@ import torch
 
 from quire.engine.sampler import Draw, sample
 from quire.engine.scheduler import StepPlan
-from quire.models.decoder import Batch, Decoder, KVPool
+from quire.models.executor import Batch, Executor, KVPool
 
 
 class ModelRunner:
@@ -18,7 +18,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        executor: Executor,
         kv: KVPool,
         *,
         block_size: int,
@@ -27,7 +27,7 @@ class ModelRunner:
         max_blocks: int,
     ) -> None:
         """max_blocks: columns of the block table, enough for a sequence of the model's length."""
-        self.decoder = decoder
+        self.executor = executor
         self.kv = kv
         self._block_size = block_size
         self._token_ids = np.zeros(max_num_batched_tokens, dtype=np.int64)
@@ -45,7 +45,7 @@ class ModelRunner:
             for entry in plan.scheduled
             if entry.samples
         ]
-        logits = self.decoder.forward(batch, self.kv)
+        logits = self.executor.forward(batch, self.kv)
         return sample(logits, draws) if draws else []
 
     def _batch(self, plan: StepPlan) -> Batch:
@@ -79,8 +79,8 @@ class ModelRunner:
             block_tables=self._tensor(self._tables[:count, :widest]),
             query_start=self._tensor(self._query_start[: count + 1]),
             context_lens=self._tensor(self._context_lens[:count]),
-            logit_rows=torch.tensor(wanted, dtype=torch.int64, device=self.decoder.device),
+            logit_rows=torch.tensor(wanted, dtype=torch.int64, device=self.executor.device),
         )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.decoder.device)
+        return torch.from_numpy(array).to(self.executor.device)

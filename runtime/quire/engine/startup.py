@@ -23,7 +23,7 @@ from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError, ModelError
 from quire.kvcache.manager import KVCacheManager
 from quire.models import loader
-from quire.models.decoder import allocate_kv_pool
+from quire.models.executor import allocate_kv_pool
 from quire.models.source import resolve
 from quire.request import AddRequest, EngineReady, SamplingParams
 from quire_kernels import ops
@@ -74,7 +74,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         _log.info("%s", memory)
         _announce_length(config, description.max_model_len, memory)
     with stages.stage("weights"):
-        decoder = loader.load(model, dtype, device, memory.max_model_len)
+        executor = loader.load(model, dtype, device, memory.max_model_len)
     with stages.stage("kv_pool"):
         pool = allocate_kv_pool(description, memory.num_blocks, config.block_size, kv_dtype, device)
         scheduler = Scheduler(
@@ -87,7 +87,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             policy=config.scheduler_policy,
         )
         runner = ModelRunner(
-            decoder,
+            executor,
             pool,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,

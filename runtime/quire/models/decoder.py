@@ -15,46 +15,9 @@ from torch.nn import functional
 
 from quire.models import rope
 from quire.models.description import DecoderDescription
+from quire.models.executor import Batch, KVPool
 from quire.models.linear import Linear, pack
 from quire_kernels import ops
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One step's input on the device. T tokens of S sequences, flattened, sequence after sequence.
-
-    token_ids, positions, slot_mapping  [T] int64
-    block_tables [S, M], query_start [S+1], context_lens [S]  int32, as `ops.paged_attention` reads them
-    logit_rows  [R] int64: rows of the flattened batch whose logits are wanted
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    block_tables: Tensor
-    query_start: Tensor
-    context_lens: Tensor
-    logit_rows: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class KVPool:
-    """Per layer, keys and values [num_blocks, block_size, kv_heads, head_size]."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-
-
-def allocate_kv_pool(
-    description: DecoderDescription, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> KVPool:
-    """An uninitialised pool; no slot is read before it is written."""
-    shape = (num_blocks, block_size, description.num_kv_heads, description.head_size)
-
-    def pool() -> list[Tensor]:
-        return [torch.empty(shape, dtype=dtype, device=device) for _ in range(description.num_layers)]
-
-    return KVPool(pool(), pool())
 
 
 @dataclass(frozen=True, slots=True)

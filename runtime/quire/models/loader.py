@@ -14,6 +14,7 @@ from quire.errors import ModelError
 from quire.models import registry, weights
 from quire.models.decoder import Decoder
 from quire.models.description import DecoderDescription, NameMap
+from quire.models.executor import Executor
 from quire.models.gguf_file import GGUFFile
 from quire.models.metadata import Fields, read_json
 from quire.models.source import ModelFiles
@@ -34,7 +35,7 @@ def inspect(files: ModelFiles) -> Inspected:
     return _inspect_gguf(files) if files.kind == "gguf" else _inspect_folder(files)
 
 
-def load(model: Inspected, dtype: torch.dtype, device: torch.device, num_positions: int) -> Decoder:
+def load(model: Inspected, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
     """Read the weights. Raises ModelError naming file and tensor."""
     decoder = Decoder(model.description, dtype, device)
     if model.gguf is not None:
