@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from quire.config import EngineConfig
+from quire.engine.results import StepResult
 from quire.engine.runner import ModelRunner
 from quire.engine.scheduler import Scheduler, StepPlan
 from quire.engine.seeds import SeedStream
@@ -44,10 +45,10 @@ class EngineCore:
         """Schedule, run, sample, record. An exception in here leaves the core unusable."""
         began = time.monotonic()
         plan = self.scheduler.schedule(began)
-        tokens = self.runner.run(plan) if plan.scheduled else []
-        deltas = self._refused + self.scheduler.update(plan, tokens)
+        result = self.runner.run(plan) if plan.scheduled else StepResult()
+        deltas = self._refused + self.scheduler.update(plan, result.tokens, result.extras)
         self._refused = []
-        return StepOutputs(deltas=deltas, stats=self.stats(plan, len(tokens), time.monotonic() - began))
+        return StepOutputs(deltas=deltas, stats=self.stats(plan, len(result.tokens), time.monotonic() - began))
 
     def stats(self, plan: StepPlan | None = None, num_generated: int = 0, step_s: float = 0.0) -> StepStats:
         """The state now; of a step where a plan is given."""

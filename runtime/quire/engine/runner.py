@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.engine.sampler import Draw, sample
+from quire.engine.results import StepResult
+from quire.engine.sampling import Sampler
 from quire.engine.scheduler import StepPlan
 from quire.models.executor import Batch, Executor, KVPool
 
@@ -20,6 +21,7 @@ class ModelRunner:
         self,
         executor: Executor,
         kv: KVPool,
+        sampler: Sampler,
         *,
         block_size: int,
         max_num_seqs: int,
@@ -29,6 +31,7 @@ class ModelRunner:
         """max_blocks: columns of the block table, enough for a sequence of the model's length."""
         self.executor = executor
         self.kv = kv
+        self.sampler = sampler
         self._block_size = block_size
         self._token_ids = np.zeros(max_num_batched_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_batched_tokens, dtype=np.int64)
@@ -37,16 +40,12 @@ class ModelRunner:
         self._query_start = np.zeros(max_num_seqs + 1, dtype=np.int32)
         self._context_lens = np.zeros(max_num_seqs, dtype=np.int32)
 
-    def run(self, plan: StepPlan) -> list[int]:
-        """Compute the plan; one token for each entry that samples, in order (`scheduler.NO_TOKEN` where it failed)."""
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute the plan; one token for each entry that samples, in order."""
         batch = self._batch(plan)
-        draws = [
-            Draw(entry.sequence.params, entry.sequence.seed, entry.sequence.num_generated)
-            for entry in plan.scheduled
-            if entry.samples
-        ]
+        rows = [entry.sequence for entry in plan.scheduled if entry.samples]
         logits = self.executor.forward(batch, self.kv)
-        return sample(logits, draws) if draws else []
+        return self.sampler(logits, rows) if rows else StepResult()
 
     def _batch(self, plan: StepPlan) -> Batch:
         token_ids, positions, slots, size = self._token_ids, self._positions, self._slots, self._block_size

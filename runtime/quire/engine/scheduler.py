@@ -13,12 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.engine.policy import POLICIES, Policy
+from quire.engine.results import NO_TOKEN, NOT_FINITE, Extras
 from quire.engine.sequence import Sequence, State
 from quire.kvcache.manager import KVCacheManager
 from quire.request import AddRequest, FinishReason, TokenDelta
-
-NO_TOKEN = -1
-"""Reported by the sampler for a sequence whose logits are not finite."""
 
 
 @dataclass(slots=True)
@@ -123,24 +121,23 @@ class Scheduler:
             self._schedule_waiting(plan, now)
         return plan
 
-    def update(self, plan: StepPlan, tokens: list[int]) -> list[TokenDelta]:
+    def update(self, plan: StepPlan, tokens: list[int], extras: Extras | None = None) -> list[TokenDelta]:
         """Record a step's result: one token for each entry that samples, in order. What to tell the requests."""
+        extras = extras or Extras()
         deltas: list[TokenDelta] = []
         position = 0
         for entry in plan.scheduled:
             sequence = entry.sequence
-            token = NO_TOKEN
-            if entry.samples:
-                token = tokens[position]
-                position += 1
+            place = position
+            position += entry.samples
             if sequence.state is State.FINISHED:
                 continue
             sequence.num_computed = entry.start + entry.num_tokens
             if entry.samples:
-                deltas.append(self._append(sequence, token))
+                deltas.append(self._append(sequence, tokens[place], extras, place))
         return deltas
 
-    def _append(self, sequence: Sequence, token: int) -> TokenDelta:
+    def _append(self, sequence: Sequence, token: int, extras: Extras, place: int) -> TokenDelta:
         first = sequence.num_generated == 0
         if token == NO_TOKEN:
             self._finish(sequence)
@@ -148,7 +145,7 @@ class Scheduler:
                 request_id=sequence.request_id,
                 token_ids=[],
                 finish_reason=FinishReason.ERROR,
-                error="the model computed no finite logits for this request; the weights or the type overflow",
+                error=extras.errors.get(place, NOT_FINITE),
             )
         reason = sequence.append(token)
         if reason is not None:

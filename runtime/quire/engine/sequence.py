@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 from quire.kvcache.manager import BlockTable
 from quire.request import AddRequest, FinishReason, SamplingParams
@@ -34,7 +35,9 @@ class Sequence:
         "order",
         "params",
         "priority",
+        "processors",
         "request_id",
+        "scratch",
         "seed",
         "state",
         "stop_ids",
@@ -68,6 +71,8 @@ class Sequence:
         self.first_scheduled_s: float | None = None
         self.state = State.WAITING
         self.table = table
+        self.processors: tuple[int, ...] | None = None  # this and scratch belong to `engine.sampling`
+        self.scratch: dict[str, Any] = {}
 
     @property
     def num_generated(self) -> int:

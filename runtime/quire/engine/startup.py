@@ -19,6 +19,7 @@ from quire.engine import host
 from quire.engine.core import EngineCore
 from quire.engine.memory import MemoryPlan, plan
 from quire.engine.runner import ModelRunner
+from quire.engine.sampling import Sampler
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError, ModelError
 from quire.kvcache.manager import KVCacheManager
@@ -89,6 +90,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         runner = ModelRunner(
             executor,
             pool,
+            Sampler(),
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

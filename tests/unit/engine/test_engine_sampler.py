@@ -9,21 +9,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.sampler import NUM_CANDIDATES, Draw, sample
-from quire.engine.scheduler import NO_TOKEN
+from quire.engine.results import NO_TOKEN
+from quire.engine.sampling import Sampler
+from quire.engine.sampling.restrict import NUM_CANDIDATES
 from quire.engine.seeds import SeedStream, mix, nth_seed
+from quire.engine.sequence import Sequence
 from quire.request import SamplingParams
+from quire_testing.rows import make_row
+
+
+def sample(logits: torch.Tensor, rows: list[Sequence]) -> list[int]:
+    return Sampler()(logits, rows).tokens
 
 
 def draw_many(logits: torch.Tensor, params: SamplingParams, count: int, seed: int = 1) -> list[int]:
     """`count` draws from one row of logits."""
-    draws = [Draw(params, seed, position) for position in range(count)]
+    draws = [make_row(params, seed, position) for position in range(count)]
     return sample(logits.expand(count, -1).clone(), draws)
 
 
 def test_greedy_takes_the_first_of_the_likeliest() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 3.0, 3.0, 1.0]])
-    greedy = Draw(SamplingParams(temperature=0.0), 0, 0)
+    greedy = make_row(SamplingParams(temperature=0.0), 0, 0)
     assert sample(logits, [greedy, greedy]) == [1, 0]
 
 
@@ -98,9 +105,9 @@ def test_a_row_is_drawn_the_same_alone_and_among_others(
 ) -> None:
     generator = torch.Generator().manual_seed(abs(seed) % 1000)
     row = torch.randn(50, generator=generator) * 3
-    draw = Draw(SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p), seed, position)
+    draw = make_row(SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p), seed, position)
     (alone,) = sample(row.unsqueeze(0).clone(), [draw])
-    draws = [Draw(SamplingParams(temperature=t, top_p=0.5), 9, 9) for t in others]
+    draws = [make_row(SamplingParams(temperature=t, top_p=0.5), 9, 9) for t in others]
     rows = [torch.randn(50, generator=generator) for _ in others]
     place = min(place, len(draws))
     draws.insert(place, draw)
@@ -114,7 +121,7 @@ def test_a_row_is_drawn_the_same_alone_and_among_others(
 def test_rows_that_are_not_finite_give_no_token(poison: float, temperature: float) -> None:
     logits = torch.zeros(2, 8)
     logits[0, 3] = poison
-    draw = Draw(SamplingParams(temperature=temperature), 1, 1)
+    draw = make_row(SamplingParams(temperature=temperature), 1, 1)
     tokens = sample(logits, [draw, draw])
     assert tokens[0] == NO_TOKEN
     assert 0 <= tokens[1] < 8
@@ -136,7 +143,7 @@ def test_extreme_temperatures(temperature: float) -> None:
 
 def test_bfloat16_logits_are_sampled_in_float32() -> None:
     logits = torch.randn(3, 100)
-    draws = [Draw(SamplingParams(temperature=0.9, top_p=0.9), 5, i) for i in range(3)]
+    draws = [make_row(SamplingParams(temperature=0.9, top_p=0.9), 5, i) for i in range(3)]
     half = logits.bfloat16()
     assert sample(half, draws) == sample(half.float(), draws)
 

@@ -1,0 +1,123 @@
+"""The pipeline: which rows pass which stages, and in what order. See the package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.engine.results import NO_TOKEN, Extras, StepResult
+from quire.engine.sampling.draw import draw
+from quire.request import SamplingParams
+
+NOTHING_ALLOWED = "no token is allowed: allowed_token_ids, bad_words, min_tokens, logit_bias or the structured output exclude all of them"
+
+
+class Row(Protocol):
+    """What the pipeline reads of a sequence; `engine.sequence.Sequence` is one."""
+
+    params: SamplingParams
+    seed: int
+    tokens: list[int]  # the prompt and everything generated
+    num_prompt: int
+    stop_ids: frozenset[int]
+    scratch: dict[str, Any]  # what stages remember, each under its own key; see the package
+    processors: tuple[int, ...] | None  # places of the processors it wants; None until the sampler has asked
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far: the position of the draw."""
+        ...
+
+
+class LogitsProcessor(Protocol):
+    """One stage that changes logits; see the package."""
+
+    def wants(self, params: SamplingParams) -> bool:
+        """Whether requests with these parameters pass through it."""
+        ...
+
+    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, str]:
+        """Change logits [N, V] float32 in place at rows `where`. What went wrong for which row, by place in `rows`."""
+        ...
+
+
+class Sampler:
+    """One token for each row of logits.
+
+    processors: in the order in which they apply.
+    """
+
+    def __init__(self, processors: Rows[LogitsProcessor] = ()) -> None:
+        self._processors = tuple(processors)
+
+    @torch.inference_mode()
+    def __call__(self, logits: Tensor, rows: Rows[Row]) -> StepResult:
+        """Token ids for logits [R, V], one per row; NO_TOKEN where the row's largest logit is not a finite number, or
+        where a processor failed or left nothing to draw (then `extras.errors` says so)."""
+        best, likeliest = logits.max(dim=-1)
+        chosen = torch.where(torch.isfinite(best), likeliest, NO_TOKEN)
+        extras = Extras()
+        changed, wanting = self._wanting(rows)
+        drawn = [i for i, row in enumerate(rows) if not row.params.greedy and not row.processors]
+        parts = [logits.index_select(0, _index(drawn, logits)).float()] if drawn else []
+        if changed:
+            own = logits.index_select(0, _index(changed, logits)).float()
+            chosen[_index(changed, logits)] = self._process(own, changed, wanting, rows, chosen, extras)
+            random = [place for place, i in enumerate(changed) if not rows[i].params.greedy]
+            if random:
+                parts.append(own if len(random) == len(changed) else own.index_select(0, _index(random, logits)))
+                drawn += [changed[place] for place in random]
+        if drawn:
+            index = _index(drawn, logits)
+            tokens = draw(parts[0] if len(parts) == 1 else torch.cat(parts), [rows[i] for i in drawn])
+            chosen[index] = torch.where(chosen[index] == NO_TOKEN, NO_TOKEN, tokens)
+        return StepResult(chosen.tolist(), extras)
+
+    def _wanting(self, rows: Rows[Row]) -> tuple[list[int], dict[int, list[int]]]:
+        """Rows that want any processor, and for each processor the places among these of those that want it."""
+        changed: list[int] = []
+        wanting: dict[int, list[int]] = {}
+        for i, row in enumerate(rows):
+            if row.processors is None:
+                row.processors = tuple(p for p, one in enumerate(self._processors) if one.wants(row.params))
+            if row.processors:
+                for processor in row.processors:
+                    wanting.setdefault(processor, []).append(len(changed))
+                changed.append(i)
+        return changed, wanting
+
+    def _process(
+        self,
+        own: Tensor,
+        changed: list[int],
+        wanting: dict[int, list[int]],
+        rows: Rows[Row],
+        chosen: Tensor,
+        extras: Extras,
+    ) -> Tensor:
+        """Apply the processors to logits [N, V] of the rows `changed`; the likeliest tokens [N] after that."""
+        faults: dict[int, str] = {}
+        for processor in sorted(wanting):
+            where = wanting[processor]
+            found = self._processors[processor].apply(own, where, [rows[changed[place]] for place in where])
+            for i, fault in found.items():
+                faults.setdefault(where[i], fault)
+        best, likeliest = own.max(dim=-1)
+        finite = torch.isfinite(best)
+        if not bool(finite.all()):
+            sound = (
+                chosen[_index(changed, own)] != NO_TOKEN
+            )  # else the model is at fault, not what the request asked for
+            for place in (~finite & sound).nonzero().flatten().tolist():
+                faults.setdefault(place, NOTHING_ALLOWED)
+        for place, fault in faults.items():
+            extras.errors[changed[place]] = fault
+            likeliest[place] = NO_TOKEN
+        return torch.where(finite, likeliest, NO_TOKEN)
+
+
+def _index(rows: list[int], like: Tensor) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=like.device)
