@@ -9,16 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.entrypoints.llm import LLM, CompletionOutput, RequestOutput
-    from quire.request import SamplingParams
+    from quire.entrypoints.llm import LLM
+    from quire.outputs import CompletionOutput, RequestOutput
+    from quire.request import RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "RequestOutputKind", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "quire.entrypoints.llm",
-    "CompletionOutput": "quire.entrypoints.llm",
-    "RequestOutput": "quire.entrypoints.llm",
+    "CompletionOutput": "quire.outputs",
+    "RequestOutput": "quire.outputs",
+    "RequestOutputKind": "quire.request",
     "SamplingParams": "quire.request",
 }
 

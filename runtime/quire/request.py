@@ -24,14 +24,25 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How tokens are drawn and when to stop.
+class RequestOutputKind(enum.Enum):
+    """What each `RequestOutput` of a stream holds: all so far, only what is new, or nothing before the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How tokens are drawn and when to stop. Names and defaults are those that users of vLLM know.
 
     temperature: 0 is greedy. top_k: 0 or -1 is off. top_p: (0, 1], 1 is off.
     seed: the same seed gives the same tokens whatever else is in the batch; None draws a fresh one.
     stop: strings; the text ends before the earliest match. stop_token_ids: token ids that end the sequence.
     max_tokens: generated tokens at most; None is up to the model's length.
     ignore_eos: keep going past the end-of-sequence tokens (benchmarks).
+    output_kind: what streams of the Python API hold; the engine does not look at it.
+
+    Fields may be set later; whoever takes parameters checks them anew with `clone`.
     """
 
     n: int = 1
@@ -41,8 +52,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    max_tokens: int | None = None
+    max_tokens: int | None = 16
     ignore_eos: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         # One string, as programs write it for other engines, is one stop string and not its characters.
@@ -68,6 +80,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise bad("stop", f"{len(self.stop)} strings", "at most 16 strings")
         if any(not s for s in self.stop):
             raise bad("stop", "", "non-empty strings")
+
+    @classmethod
+    def from_optional(cls, **fields: Any) -> SamplingParams:
+        """Parameters from fields of which those that are None keep their defaults; raises RequestError."""
+        return cls(**{name: value for name, value in fields.items() if value is not None})
+
+    def clone(self) -> SamplingParams:
+        """An independent copy, checked; raises RequestError that names a field out of bounds."""
+        return msgspec.structs.replace(self)
 
     @property
     def greedy(self) -> bool:

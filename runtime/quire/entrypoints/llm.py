@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -25,6 +25,7 @@ from quire.engine.seeds import SeedStream, nth_seed
 from quire.engine.startup import build
 from quire.errors import ConfigError, RequestError
 from quire.models.source import resolve
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.request import AddRequest, FinishReason, SamplingParams, TokenDelta
 from quire.text import TextStream, Tokenizer, load_tokenizer
 
@@ -37,30 +38,6 @@ class TokensPrompt(TypedDict):
 
 Prompt = str | TokensPrompt
 _Encoded = Sequence[tuple[str | None, list[int]]]
-
-
-@dataclass
-class CompletionOutput:
-    """One answer. finish_reason: stop, length or error. stop_reason: the stop string or stop token id that ended it."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    error: str | None = None
-
-
-@dataclass
-class RequestOutput:
-    """A prompt and its answers."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool = False
-    num_cached_tokens: int = 0
 
 
 @dataclass
@@ -158,7 +135,9 @@ class LLM:
         answers: dict[str, _Answer] = {}
         requests: list[AddRequest] = []
         for (text, token_ids), one in zip(prompts, params, strict=True):
-            result = RequestOutput(str(next(self._ids)), text, token_ids, [CompletionOutput(i) for i in range(one.n)])
+            result = RequestOutput(
+                str(next(self._ids)), text, token_ids, outputs=[CompletionOutput(i) for i in range(one.n)]
+            )
             results.append(result)
             resolved = self._tokenizer.resolve(one, room=max(self.ready.max_model_len - len(token_ids), 1))
             seed = self._seeds.draw() if one.seed is None else one.seed

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Protocol
 
+from quire.outputs.choice import Piece
 from quire.request import FinishReason
-from quire.server.jobs import Job, Piece, Usage
+from quire.server.jobs import Job, Usage
 from quire.server.streaming import DONE, event
 
 JSON = dict[str, Any]

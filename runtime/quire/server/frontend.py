@@ -17,9 +17,10 @@ from contextlib import asynccontextmanager
 from quire.config import ServeConfig
 from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError
 from quire.metrics import EngineMetrics
+from quire.outputs.choice import Choice, choices_of
 from quire.request import AddRequest, EngineReady, FinishReason, SamplingParams, StepOutputs, StepStats
 from quire.server.engine import Engine
-from quire.server.jobs import Choice, Job, params_of_choices
+from quire.server.jobs import Job
 from quire.text import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -156,20 +157,9 @@ class Frontend:
         """Run prompts, each `n` times, with parameters for each, checked by the caller. Raises OverloadedError."""
         engine, tokenizer = self._admit(sum(one.n for one in params)), self.tokenizer
         key = uuid.uuid4().hex
-        planned = [
-            (prompt_index, one) for prompt_index, of_prompt in enumerate(params) for one in params_of_choices(of_prompt)
-        ]
-        choices = [
-            Choice(
-                request_id=f"{key}-{index}",
-                index=index,
-                prompt_index=prompt_index,
-                prompt_token_ids=prompts[prompt_index],
-                params=one,
-                text=tokenizer.stream(stop=one.stop),
-            )
-            for index, (prompt_index, one) in enumerate(planned)
-        ]
+        choices: list[Choice] = []
+        for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            choices += choices_of(key, prompt, one, tokenizer, prompt_index=index, first=len(choices))
         job = Job(choices, self.metrics, engine.abort, queue_timeout_s=self.config.queue_timeout)
         if not self._choices:
             self._last_sign_s = self._clock()  # silence counts only while there is work

@@ -1,48 +1,20 @@
 """One HTTP request's share of the engine: its sequences, and what comes back for them.
 
-A job is fed by the frontend (`deliver`, `fail`; synchronous, they never wait) and iterated by one route. It turns token
-ids into safe text, ends sequences at stop strings, and keeps the numbers that usage, metrics and the access log need.
+A job is fed by the frontend (`deliver`, `fail`; synchronous, they never wait) and iterated by one route. It ends sequences
+at stop strings, and keeps the numbers that usage, metrics and the access log need.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import msgspec
-
-from quire.engine.seeds import nth_seed
 from quire.errors import OverloadedError, QuireError, RequestError
 from quire.metrics import EngineMetrics
-from quire.request import FinishReason, SamplingParams, TokenDelta
-from quire.text import TextStream
-
-
-@dataclass
-class Choice:
-    """One sequence. `index` is its place among the choices of the answer, `prompt_index` that of its prompt."""
-
-    request_id: str
-    index: int
-    prompt_index: int
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    text: TextStream
-    num_cached_tokens: int = 0
-    scheduled: bool = False
-    last_token_s: float | None = None
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """New text of one choice (perhaps none); the last piece of a choice has its finish reason."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason | None = None
+from quire.outputs.choice import Choice, Piece
+from quire.request import FinishReason, TokenDelta
 
 
 @dataclass(frozen=True)
@@ -75,6 +47,7 @@ class Job:
         self._metrics = metrics
         self._abort = abort
         self._queue_timeout_s = queue_timeout_s
+        self._last_token_s: dict[int, float] = {}
         self._deltas: asyncio.Queue[tuple[Choice, TokenDelta] | QuireError] = asyncio.Queue()
 
     @property
@@ -93,18 +66,16 @@ class Job:
     def deliver(self, choice: Choice, delta: TokenDelta) -> None:
         """A report of the engine. Times are taken here, before anything can wait."""
         now, metrics = time.monotonic(), self._metrics
-        if not choice.scheduled:
-            choice.scheduled = True
-            choice.num_cached_tokens = delta.num_cached_tokens
+        if choice.see(delta):
             if delta.queue_s is not None:
                 metrics.observe(metrics.queue_time, delta.queue_s)
             metrics.count(metrics.prompt_tokens, len(choice.prompt_token_ids))
         if count := len(delta.token_ids):
-            if choice.last_token_s is None:
+            if (last_s := self._last_token_s.get(choice.index)) is None:
                 metrics.observe(metrics.ttft, now - self.arrival_s)
             else:
-                metrics.observe(metrics.itl, (now - choice.last_token_s) / count)
-            choice.last_token_s = now
+                metrics.observe(metrics.itl, (now - last_s) / count)
+            self._last_token_s[choice.index] = now
             self.first_token_s = self.first_token_s or now
             metrics.count(metrics.generation_tokens, count)
         self._deltas.put_nowait((choice, delta))
@@ -142,23 +113,16 @@ class Job:
         return item
 
     async def _piece(self, choice: Choice, delta: TokenDelta) -> Piece | None:
-        if delta.finish_reason is FinishReason.ERROR:
+        try:
+            piece, stopped = choice.take(delta)
+        except RequestError:
             self.finish(choice, FinishReason.ERROR)
-            raise RequestError(
-                f"the engine could not go on with this request: {delta.error or 'unknown cause'}",
-                code="engine_error",
-                status=500,
-            )
-        final = delta.finish_reason is not None
-        text = choice.text.push(delta.token_ids, final=final, stop_token_id=delta.stop_token_id)
-        reason = delta.finish_reason
-        if choice.text.stop_found is not None:
-            reason = FinishReason.STOP
-            if not final:
-                await self._abort([choice.request_id])
-        if reason is not None:
-            self.finish(choice, reason)
-        return Piece(choice.index, text, reason) if text or reason is not None else None
+            raise
+        if stopped:
+            await self._abort([choice.request_id])
+        if piece.finish_reason is not None:
+            self.finish(choice, piece.finish_reason)
+        return piece if piece.text or piece.finish_reason is not None else None
 
     def finish(self, choice: Choice, reason: FinishReason) -> None:
         """Book the end of a choice."""
@@ -167,11 +131,3 @@ class Job:
         self._metrics.observe(self._metrics.prompt_length, len(choice.prompt_token_ids))
         self._metrics.observe(self._metrics.generation_length, choice.text.num_tokens)
         self._metrics.observe(self._metrics.duration, time.monotonic() - self.arrival_s)
-
-
-def params_of_choices(params: SamplingParams) -> Sequence[SamplingParams]:
-    """One set of parameters per choice: with a seed, each choice has its own, so that n answers differ and repeat."""
-    if params.n == 1:
-        return (params,)
-    seeds = [None if params.seed is None else nth_seed(params.seed, i) for i in range(params.n)]
-    return [msgspec.structs.replace(params, n=1, seed=seed) for seed in seeds]

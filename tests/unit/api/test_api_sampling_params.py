@@ -1,0 +1,31 @@
+"""Sampling parameters as programs written for vLLM make and change them."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire import RequestOutputKind, SamplingParams
+from quire.errors import RequestError
+
+
+def test_defaults_are_those_users_know() -> None:
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.max_tokens) == (1, 1.0, 1.0, 0, 16)
+    assert params.seed is None
+    assert params.output_kind is RequestOutputKind.CUMULATIVE
+
+
+def test_none_keeps_a_default() -> None:
+    assert SamplingParams.from_optional(temperature=0.5, top_p=None, max_tokens=None) == SamplingParams(temperature=0.5)
+
+
+def test_fields_may_be_set_and_are_checked_when_taken() -> None:
+    params = SamplingParams()
+    copy = params.clone()
+    params.max_tokens = 100
+    params.temperature = 0.0
+    assert (params.clone().max_tokens, params.greedy) == (100, True)
+    assert copy == SamplingParams()
+    params.top_p = 1.5
+    with pytest.raises(RequestError, match="top_p must be above 0 and at most 1"):
+        params.clone()
