@@ -22,7 +22,8 @@ ROUTER = ROOT / "operator" / "quire_router"
 
 
 def sources(folder: Path, *, without: tuple[str, ...] = ()) -> str:
-    files = [path for path in sorted(folder.rglob("*.py")) if not any(part in path.parts for part in without)]
+    inside = {path: path.relative_to(folder).parts for path in sorted(folder.rglob("*.py"))}
+    files = [path for path, parts in inside.items() if not any(part in parts for part in without)]
     return "\n".join(path.read_text() for path in files)
 
 
