@@ -44,8 +44,8 @@ class ModelRunner:
         """Compute the plan; one token for each entry that samples, in order."""
         batch = self._batch(plan)
         rows = [entry.sequence for entry in plan.scheduled if entry.samples]
-        logits = self.executor.forward(batch, self.kv)
-        return self.sampler(logits, rows) if rows else StepResult()
+        hidden = self.executor.forward(batch, self.kv)
+        return self.sampler(self.executor.logits(hidden), rows) if rows else StepResult()
 
     def _batch(self, plan: StepPlan) -> Batch:
         token_ids, positions, slots, size = self._token_ids, self._positions, self._slots, self._block_size

@@ -71,7 +71,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
-        """Logits [R, vocab] of the rows asked for, in the model's type; writes the batch's keys and values."""
+        """Hidden states [R, H] of the rows asked for, ready for `logits`; writes the batch's keys and values."""
         d = self.description
         eps, q_size, kv_size = d.norm_eps, d.q_size, d.kv_size
         num_tokens = batch.token_ids.shape[0]
@@ -104,7 +104,12 @@ class Decoder:
                 hidden = ops.fused_add_rms_norm(hidden, residual, self._layers[index + 1].attn_norm, eps, out=hidden)
         rows = batch.logit_rows
         wanted, residual = hidden.index_select(0, rows), residual.index_select(0, rows)
-        return self._head(ops.fused_add_rms_norm(wanted, residual, self._norm, eps, out=wanted))
+        return ops.fused_add_rms_norm(wanted, residual, self._norm, eps, out=wanted)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, vocab] of hidden states [R, H]."""
+        return self._head(hidden)
 
     def _allocate(self) -> None:
         d = self.description

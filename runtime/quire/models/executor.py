@@ -1,6 +1,6 @@
 """What every executor of a model offers the engine, and what goes in: the seam between steps and computation.
 
-The engine reads `ModelFacts` to plan memory, allocates the `KVPool`, and calls `Executor.forward` once a step. Which executor it
+The engine reads `ModelFacts` to plan memory, allocates the `KVPool`, and calls `Executor.forward` once a step, then `logits`. Which executor it
 has (torch modules from a description, a model of transformers) it does not know.
 """
 
@@ -99,11 +99,16 @@ class Executor(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
-        """Logits [R, vocab] of the rows asked for, in the model's type; writes the batch's keys and values.
+        """Hidden states [R, H] of the rows asked for, after the last norm; writes the batch's keys and values.
 
         Keys and values of the whole batch are written before attention reads, layer by layer: sequences of one step may share
         blocks that are filled in that very step.
         """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, vocab] of hidden states [R, H], in the model's type. Apart from `forward`, because the log probabilities of
+        a prompt need them for every position and are made a few rows at a time."""
         ...
 
 
