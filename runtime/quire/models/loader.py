@@ -37,23 +37,21 @@ def inspect(files: ModelFiles) -> Inspected:
 
 def load(model: Inspected, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
     """Read the weights. Raises ModelError naming file and tensor."""
+    window = min((window for window in model.description.windows if window), default=num_positions)
+    if window < num_positions:
+        raise ModelError(f"sliding windows are not computed yet; --max-model-len {window} needs none")
     decoder = Decoder(model.description, dtype, device)
     if model.gguf is not None:
         weights.load_gguf(model.gguf, model.description, model.names, decoder.targets())
     else:
-        weights.load_safetensors(model.files.path, model.names, decoder.targets())
+        weights.load_safetensors(model.files.path, model.description, model.names, decoder.targets())
     decoder.finish(num_positions)
     return decoder
 
 
 def _inspect_gguf(files: ModelFiles) -> Inspected:
     file = GGUFFile(files.path)
-    name = file.metadata.get("general.architecture")
-    architecture = registry.GGUF.get(name) if isinstance(name, str) else None
-    if architecture is None:
-        raise ModelError(
-            f"{files.path}: architecture {name!r} is not supported; supported: {', '.join(sorted(registry.GGUF))}"
-        )
+    architecture = registry.find_gguf(files.path, file.metadata.get("general.architecture"))
     shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
     factors: tuple[float, ...] = ()
     if (tensor := file.tensors.get("rope_freqs.weight")) is not None:
@@ -66,17 +64,11 @@ def _inspect_gguf(files: ModelFiles) -> Inspected:
 
 def _inspect_folder(files: ModelFiles) -> Inspected:
     config = read_json(files.path / "config.json")
-    names = config.values.get("architectures") or []
-    known = [name for name in names if name in registry.HF] if isinstance(names, list) else []
-    if not known:
-        raise ModelError(
-            f"{config.path}: architectures {names!r} is not supported; supported: {', '.join(sorted(registry.HF))}"
-        )
+    architecture = registry.find_hf(config)
     if config.values.get("quantization_config") is not None:
         raise ModelError(
             f"{config.path}: quantization_config is not supported; use the unquantised model or a .gguf file"
         )
-    architecture = registry.HF[known[0]]
     description = architecture.describe(config)
     generation = files.path / "generation_config.json"
     if generation.is_file() and (eos := read_json(generation).token_ids("eos_token_id")):
@@ -90,8 +82,12 @@ def _checked(files: ModelFiles, d: DecoderDescription) -> DecoderDescription:
         raise ModelError(
             f"{files.path}: {d.num_heads} attention heads are no multiple of {d.num_kv_heads} key/value heads"
         )
-    if d.head_size > 512 or d.rope.dim > d.head_size or d.rope.dim % 2:
-        raise ModelError(f"{files.path}: head size {d.head_size} with {d.rope.dim} rotated dimensions is not supported")
-    if d.rope.factors and len(d.rope.factors) != d.rope.dim // 2:
-        raise ModelError(f"{files.path}: {len(d.rope.factors)} rope factors for {d.rope.dim} rotated dimensions")
+    for rope in d.ropes():
+        if d.head_size > 512 or rope.dim > d.head_size or rope.dim % 2:
+            raise ModelError(
+                f"{files.path}: head size {d.head_size} with {rope.dim} rotated dimensions is not supported"
+            )
+        for factors in (rope.factors, rope.long_factors):
+            if factors and len(factors) != rope.dim // 2:
+                raise ModelError(f"{files.path}: {len(factors)} rope factors for {rope.dim} rotated dimensions")
     return d

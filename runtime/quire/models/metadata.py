@@ -31,6 +31,14 @@ class Fields:
             raise self.bad(key, value, "a positive number")
         return float(value)
 
+    def maybe_integer(self, key: str) -> int | None:
+        """A positive integer, or None where it is absent or null."""
+        return None if self.values.get(key) is None else self.integer(key)
+
+    def maybe_number(self, key: str) -> float | None:
+        """A positive number, or None where it is absent or null."""
+        return None if self.values.get(key) is None else self.number(key)
+
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.values.get(key)
         if value is None:
@@ -46,6 +54,15 @@ class Fields:
         if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
             raise self.bad(key, value, "a token id or a list of token ids")
         return tuple(ids)
+
+    def items(self, key: str, length: int) -> list[Any] | None:
+        """A list of at least `length` items, cut to it; None where it is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < length:
+            raise self.bad(key, value, f"a list of {length} items")
+        return value[:length]
 
     def section(self, key: str) -> Fields | None:
         """A nested mapping, or None where it is absent or null."""

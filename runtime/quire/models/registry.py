@@ -1,13 +1,25 @@
-"""Which file describes which architecture. A new model is one module like `llama` and one line here."""
+"""Which file describes which architecture.
+
+A new model is one module like `llama` and one line here, or a plugin: a distribution with an entry point in the group
+`quire.models` whose name is the architecture and whose object is an `HFArchitecture` or a `GGUFArchitecture`. What is
+native here wins over a plugin of the same name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TypeVar
 
-from quire.models import llama
+from quire.errors import ModelError
+from quire.models import llama, mistral, qwen
 from quire.models.description import DecoderDescription, NameMap
 from quire.models.metadata import Fields
+
+PLUGINS = "quire.models"
+"""The group of entry points."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +40,53 @@ class GGUFArchitecture:
 
 HF: dict[str, HFArchitecture] = {
     "LlamaForCausalLM": HFArchitecture(llama.from_config, llama.HF_NAMES),
+    "MistralForCausalLM": HFArchitecture(mistral.from_config, mistral.HF_NAMES),
+    "Qwen2ForCausalLM": HFArchitecture(qwen.qwen2_from_config, qwen.HF_NAMES),
+    "Qwen3ForCausalLM": HFArchitecture(qwen.qwen3_from_config, qwen.HF_NAMES),
 }
 
 GGUF: dict[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture(llama.from_gguf, llama.GGUF_NAMES),
+    "qwen2": GGUFArchitecture(qwen.qwen2_from_gguf, qwen.GGUF_NAMES),
+    "qwen3": GGUFArchitecture(qwen.qwen3_from_gguf, qwen.GGUF_NAMES),
 }
+
+_Architecture = TypeVar("_Architecture", HFArchitecture, GGUFArchitecture)
+
+
+def find_hf(config: Fields) -> HFArchitecture:
+    """The architecture of a config.json. Raises ModelError listing the known ones."""
+    named = config.values.get("architectures") or []
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    found = _find(names, HF, HFArchitecture)
+    if found is not None:
+        return found
+    if config.values.get("auto_map") is not None:
+        raise ModelError(
+            f"{config.path}: architectures {named!r} are code that came with the model (auto_map), and that is never run; "
+            f"supported: {', '.join(sorted(HF))}"
+        )
+    raise ModelError(f"{config.path}: architectures {named!r} is not supported; supported: {', '.join(sorted(HF))}")
+
+
+def find_gguf(path: Path, name: object) -> GGUFArchitecture:
+    """The architecture of a GGUF file. Raises ModelError listing the known ones."""
+    found = _find([name] if isinstance(name, str) else [], GGUF, GGUFArchitecture)
+    if found is None:
+        raise ModelError(f"{path}: architecture {name!r} is not supported; supported: {', '.join(sorted(GGUF))}")
+    return found
+
+
+def _find(names: Iterable[str], native: Mapping[str, _Architecture], kind: type[_Architecture]) -> _Architecture | None:
+    for name in names:
+        if name in native:
+            return native[name]
+    for name in names:
+        for point in entry_points(group=PLUGINS, name=name):
+            try:
+                loaded = point.load()
+            except Exception as exc:  # a plugin is somebody else's code
+                raise ModelError(f"the plugin {point.value} for {name} cannot be loaded: {exc}") from exc
+            if isinstance(loaded, kind):
+                return loaded
+    return None

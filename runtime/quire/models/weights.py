@@ -28,22 +28,18 @@ Targets = dict[str, Tensor]
 
 def load_gguf(file: GGUFFile, description: DecoderDescription, names: NameMap, targets: Targets) -> None:
     """Fill targets from a GGUF file, dequantised."""
-    wanted = {names.tensor_name(parameter): parameter for parameter in targets}
+    wanted = names.tensors(list(targets))
     _check_names(file.path, set(file.tensors), wanted, names)
-    for name, parameter in wanted.items():
-        tensor, target = file.tensors[name], targets[parameter]
-        _check_shape(file.path, name, tensor.shape, target)
+    for name, parameters in wanted.items():
+        tensor = file.tensors[name]
         raw = torch.frombuffer(bytearray(file.data(tensor)), dtype=torch.uint8)  # torch wants writable memory
-        values = ops.dequantize_gguf(raw, tensor.ggml_type, tensor.num_elements, torch.float32).view(target.shape)
-        if parameter.rpartition(".")[2] in names.unpermute:
-            heads = description.num_heads if parameter.rpartition(".")[2].startswith("q") else description.num_kv_heads
-            values = unpermute(values, heads)
-        _fill(file.path, name, values, target)
+        values = ops.dequantize_gguf(raw, tensor.ggml_type, tensor.num_elements, torch.float32).view(tensor.shape)
+        _distribute(file.path, name, values, parameters, description, names, targets)
 
 
-def load_safetensors(folder: Path, names: NameMap, targets: Targets) -> None:
+def load_safetensors(folder: Path, description: DecoderDescription, names: NameMap, targets: Targets) -> None:
     """Fill targets from `model.safetensors`, or from the shards of its index."""
-    wanted = {names.tensor_name(parameter): parameter for parameter in targets}
+    wanted = names.tensors(list(targets))
     files = _files(folder)
     seen: dict[str, Path] = {}
     for path, tensors in files.items():
@@ -58,15 +54,36 @@ def load_safetensors(folder: Path, names: NameMap, targets: Targets) -> None:
                     raise ModelError(f"tensor {name} is in both {seen[name].name} and {path.name}; remove one")
                 seen[name] = path
                 if name in wanted:
-                    _check_shape(path, name, tuple(file.get_slice(name).get_shape()), targets[wanted[name]])
-                    _fill(path, name, _read(file, path, name), targets[wanted[name]])
+                    _distribute(path, name, _read(file, path, name), wanted[name], description, names, targets)
     _check_names(folder, set(seen), wanted, names)
 
 
-def unpermute(rows: Tensor, heads: int) -> Tensor:
-    """llama.cpp's row order of q and k (pairs side by side) back to halves: [heads, d/2, 2, ...] to [heads, 2, d/2, ...]."""
-    half = rows.shape[0] // heads // 2
-    return rows.view(heads, half, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+def unpermute(rows: Tensor, heads: int, rotated: int) -> Tensor:
+    """Rotated rows from pairs to halves: the first of each head [heads, rotated/2, 2, ...] to [heads, 2, rotated/2, ...]."""
+    per_head = rows.view(heads, -1, *rows.shape[1:])
+    turned, rest = per_head[:, :rotated], per_head[:, rotated:]
+    halves = turned.reshape(heads, rotated // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(turned.shape)
+    return torch.cat([halves, rest], dim=1).view(rows.shape)
+
+
+def _distribute(
+    place: Path,
+    name: str,
+    values: Tensor,
+    parameters: list[str],
+    description: DecoderDescription,
+    names: NameMap,
+    targets: Targets,
+) -> None:
+    """Copy a tensor to the parameter it holds, or its rows to the parameters that are stacked in it."""
+    rows = [targets[parameter].shape[0] for parameter in parameters]
+    _check_shape(place, name, tuple(values.shape), (sum(rows), *targets[parameters[0]].shape[1:]))
+    for parameter, part in zip(parameters, torch.split(values, rows), strict=True):
+        kind = parameter.rpartition(".")[2]
+        if kind in names.unpermute:
+            heads = description.num_heads if kind.startswith("q") else description.num_kv_heads
+            part = unpermute(part, heads, description.rope.dim)
+        _fill(place, name, part, targets[parameter])
 
 
 def _files(folder: Path) -> dict[Path, set[str] | None]:
@@ -115,7 +132,7 @@ def _read(file: Any, path: Path, name: str) -> Tensor:
     return tensor
 
 
-def _check_names(place: Path, held: set[str], wanted: dict[str, str], names: NameMap) -> None:
+def _check_names(place: Path, held: set[str], wanted: dict[str, list[str]], names: NameMap) -> None:
     tied = names.top.get("head")
     missing = [name for name in wanted if name not in held]
     extra = sorted(n for n in held if n not in wanted and n != tied and not n.endswith(names.ignored))
@@ -130,10 +147,10 @@ def _check_names(place: Path, held: set[str], wanted: dict[str, str], names: Nam
         )
 
 
-def _check_shape(place: Path, name: str, shape: tuple[int, ...], target: Tensor) -> None:
-    if shape != tuple(target.shape):
+def _check_shape(place: Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if shape != expected:
         raise ModelError(
-            f"{place}: tensor {name} has shape {list(shape)}, the configuration says {list(target.shape)}; "
+            f"{place}: tensor {name} has shape {list(shape)}, the configuration says {list(expected)}; "
             "weights and configuration do not belong together"
         )
 

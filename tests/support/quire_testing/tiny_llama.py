@@ -84,7 +84,7 @@ def hf_names(num_layers: int, *, tied: bool) -> dict[str, str]:
     names = {parameter: name for parameter, name in llama.HF_NAMES.top.items() if not (tied and parameter == "head")}
     for layer in range(num_layers):
         for parameter in llama.HF_NAMES.layer:
-            if not parameter.endswith("_bias"):
+            if not parameter.endswith("_bias") and parameter not in ("q_norm", "k_norm"):
                 full = f"layers.{layer}.{parameter}"
                 names[full] = llama.HF_NAMES.tensor_name(full)
     return names

@@ -1,0 +1,23 @@
+"""One layer's gated MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.models.description import DecoderDescription
+from quire.models.linear import pack
+from quire_kernels import ops
+
+
+class GatedMLP:
+    """down(activation(gate(x)) * up(x)) (arXiv:2002.05202)."""
+
+    def __init__(self, description: DecoderDescription, weights: dict[str, Tensor]) -> None:
+        """weights: the layer's, fused (see `decoder.STACKED`); what is packed is taken out."""
+        self._gate_up = pack(weights.pop("gate_up"), weights.get("gate_up_bias"))
+        self._down = pack(weights.pop("down"), weights.get("down_bias"))
+        self._activate = {"silu": ops.silu_mul}[description.activation]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [T, H] to [T, H]."""
+        return self._down(self._activate(self._gate_up(hidden)))
