@@ -155,7 +155,7 @@ class LocalProvider:
         with progress.step("controllers, scheduler, DNS and nodes"):
             self._start(record, "cp", "controller-manager", "scheduler", "coredns")
             for node in config.node_machines:
-                self._start(record, node.name, *(name for name in plan.daemons[node.name] if name != "containerd"))
+                self._start_node(record, node.name)
             self._wait_for_nodes(client, config)
             self._start(record, "cp", "kube-proxy")
         dead = state.dead_processes(record, record.boot, processes.alive)
@@ -192,6 +192,13 @@ class LocalProvider:
         for daemon in daemons:
             entry.daemons[daemon] = machine.start(self._layout, name, entry.init, daemon, record.daemons[name][daemon])
         record.save(self._layout.state)
+
+    def _start_node(self, record: ClusterState, name: str) -> None:
+        """Everything on a node whose containerd was started: a kubelet that finds nobody at its socket exits."""
+        containerd = store.Ctr(self._layout.containerd_socket(name))
+        log = self._layout.log(name, "containerd")
+        wait.until(f"{name}: containerd answers", containerd.answers, deadline_s=READY_DEADLINE_S, log=log)
+        self._start(record, name, *(daemon for daemon in record.daemons[name] if daemon != "containerd"))
 
     def _authorise_dns(self, client: ApiClient) -> None:
         group = "/apis/rbac.authorization.k8s.io/v1"
@@ -345,16 +352,26 @@ class LocalProvider:
             processes.end(self._running().machines[name].init)
 
     def boot(self, name: str) -> None:
-        """Start a machine that was powered off, with its data, and all its daemons."""
+        """Start a node that was powered off, with its data, and all its daemons; returns when its kubelet reports again."""
         with exclusive(self._layout.lock, self._progress, "the cluster"):
             record = self._running()
             if processes.alive(record.machines[name].init):
                 raise StateError(f"machine {name} runs; power it off first")
             config = ClusterConfig(record.nodes, record.gpus)
-            item = next(item for item in config.machines if item.name == name)
-            daemons = list(record.machines[name].daemons)
+            item = next(item for item in config.node_machines if item.name == name)
+            client = ApiClient(self._layout.network.address(0), self._layout.pki)
+            lease = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}"
+            before = client.get(lease)
             self._boot(item, config, record, pause.ensure(self._layout.base / "pause").program)
-            self._start(record, name, *daemons)
+            self._start(record, name, "containerd")
+            self._start_node(record, name)
+            wait.until(
+                f"{name}: the kubelet renews its lease",
+                lambda: None if client.get(lease) != before else "not yet",
+                deadline_s=READY_DEADLINE_S,
+                interval_s=0.2,
+                log=self._layout.log(name, "kubelet"),
+            )
 
     def _running(self) -> ClusterState:
         record = state.load(self._layout.state)

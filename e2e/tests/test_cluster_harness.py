@@ -104,10 +104,13 @@ def test_a_node_that_lost_its_first_process_is_gone_whole_and_up_repairs_it(prov
 
 def test_a_machine_comes_back_after_power_off_with_its_pods(provider: LocalProvider) -> None:
     provider.up(ONE_NODE)
+    run_pod(provider.connect())
     provider.power_off("node-1")
     provider.boot("node-1")
     cluster = provider.connect()
-    cluster.wait("node/node-1", "condition=Ready", deadline_s=60)
+    restarted = "jsonpath={.status.containerStatuses[0].restartCount}=1"
+    cluster.wait("pod/probe", restarted, namespace="default", deadline_s=60)
+    cluster.wait("pod/probe", "condition=Ready", namespace="default", deadline_s=60)
     provider.restart_daemon("cp", "apiserver")
     cluster = provider.connect()
     wait.until(
