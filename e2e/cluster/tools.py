@@ -8,16 +8,16 @@ the folder's files and the build flags below. Go's own caches stay where Go keep
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.caches import cache_root, exclusive
-from cluster.errors import CommandError, PrerequisiteError
+from cluster.errors import PrerequisiteError
 from cluster.progress import Progress
-from cluster.run import log_tail
+from cluster.stream import stream
 
 SOURCES = Path(__file__).resolve().parent.parent / "tools"
 BUILD_DEADLINE_S = 3600.0
@@ -117,36 +117,25 @@ def _build(tool: Tool, target: Path, progress: Progress) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{tool.name}-", suffix=".tmp", dir=target.parent))
     (scratch / "bin").mkdir()
     log = target.parent / f"{tool.name}-build.log"
-    title = f"build {tool.name} {tool.version} (once; some minutes)"
 
-    def detail() -> str:
-        done = sum(1 for _ in (scratch / "bin").iterdir())
-        packages = sum(not line.startswith(b"go: ") for line in log.read_bytes().splitlines())  # -v: one a line
-        return f"{packages} packages compiled, {done} of {len(tool.programs)} programs linked"
+    def describe(lines: Sequence[str]) -> str:
+        linked = sum(1 for _ in (scratch / "bin").iterdir())
+        packages = sum(not line.startswith("go: ") for line in lines)  # -v: one a line
+        return f"{packages} packages compiled, {linked} of {len(tool.programs)} programs linked"
 
-    with progress.step(title, detail), log.open("wb") as output:
-        command = ["go", "build", "-v", *build_flags(tool), "-o", f"{scratch / 'bin'}/", *tool.packages]
-        build = subprocess.Popen(
-            command,
-            cwd=SOURCES / tool.name,
-            env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            status = build.wait(BUILD_DEADLINE_S)
-        except BaseException:
-            build.kill()
-            build.wait()
-            raise
-        absent = [program for program in tool.programs if not (scratch / "bin" / program).is_file()]
-        if status or absent:
-            raise CommandError(
-                f"`{' '.join(command)}` failed with exit status {status}; its log {log} ends:\n{log_tail(log)}"
-            )
-        scratch.chmod(0o755)
-        scratch.rename(target)
+    command = ["go", "build", "-v", *build_flags(tool), "-o", f"{scratch / 'bin'}/", *tool.packages]
+    stream(
+        command,
+        title=f"build {tool.name} {tool.version} (once; some minutes)",
+        log=log,
+        deadline_s=BUILD_DEADLINE_S,
+        progress=progress,
+        cwd=SOURCES / tool.name,
+        env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"},
+        describe=describe,
+    )
+    scratch.chmod(0o755)
+    scratch.rename(target)
     _prune(tool, target)
 
 

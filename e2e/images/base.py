@@ -16,10 +16,10 @@ from cluster import prerequisites
 from cluster.errors import PrerequisiteError
 from cluster.progress import Progress
 from cluster.run import run
+from cluster.stream import stream
 from images.host import HostSettings, debian_sources, read_host
 from images.identity import hash_of
 from images.layout import Layout
-from images.process import stream
 
 REGISTRY_BASE = "docker.io/library/debian:bookworm-slim"
 REPOSITORY = "localhost/quire/base"

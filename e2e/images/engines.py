@@ -16,9 +16,9 @@ from typing import Protocol
 from cluster.errors import HarnessError, UsageError
 from cluster.progress import Progress
 from cluster.run import run
+from cluster.stream import last_line, stream
 from images.host import build_environment
 from images.layout import Layout
-from images.process import last_line, stream
 
 PROBE_DEADLINE_S = 15.0
 PULL_DEADLINE_S = 180.0
@@ -236,7 +236,7 @@ class Buildah(CommandLine):
             build_command=("build", "--layers", "--isolation", "chroot", "--network", "host", *new_run()),
             extra_environment=(("TMPDIR", str(layout.scratch)),),
             # However this process ends, the build ends with it, and with the build its mounts.
-            build_prefix=("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--fork", "--kill-child"),
+            build_prefix=("unshare", "--mount", "--fork", "--kill-child"),
             name_field="Name",
         )
 

@@ -1,4 +1,7 @@
-"""Run a long program with its output in a log, its current step in the progress lines, and a deadline that ends its whole group."""
+"""Run a long program with its output in a log, its current step in the progress lines, and a deadline that ends its whole group.
+
+The program also ends when this process does, however that ends.
+"""
 
 import os
 import signal
@@ -42,7 +45,7 @@ def stream(
 
     with progress.step(title, current), log.open("wb") as output:
         child = subprocess.Popen(
-            list(argv),
+            ["setpriv", "--pdeathsig=KILL", *argv],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
