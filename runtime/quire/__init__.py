@@ -9,19 +9,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quire.entrypoints.engine_args import AsyncEngineArgs, EngineArgs
     from quire.entrypoints.llm import LLM
+    from quire.entrypoints.llm_engine import LLMEngine
+    from quire.entrypoints.requests import TextPrompt, TokensPrompt
     from quire.outputs import CompletionOutput, RequestOutput
     from quire.request import RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "RequestOutputKind", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "CompletionOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "quire.entrypoints.llm",
+    "AsyncEngineArgs": "quire.entrypoints.engine_args",
     "CompletionOutput": "quire.outputs",
+    "EngineArgs": "quire.entrypoints.engine_args",
+    "LLMEngine": "quire.entrypoints.llm_engine",
     "RequestOutput": "quire.outputs",
     "RequestOutputKind": "quire.request",
     "SamplingParams": "quire.request",
+    "TextPrompt": "quire.entrypoints.requests",
+    "TokensPrompt": "quire.entrypoints.requests",
 }
 
 

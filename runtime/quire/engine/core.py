@@ -41,6 +41,10 @@ class EngineCore:
         for request_id in request_ids:
             self.scheduler.abort(request_id)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prompts; what runs goes on."""
+        self.scheduler.kv.pool.forget_all()
+
     def step(self) -> StepOutputs:
         """Schedule, run, sample, record. An exception in here leaves the core unusable."""
         began = time.monotonic()

@@ -1,216 +1,242 @@
 """`LLM`: the engine inside a Python program, no server and no second process.
 
-Names and shapes are those that users of other engines know. The engine's core runs in the calling thread; one call of
-`generate` or `chat` at a time.
+Names and shapes are those that users of vLLM know. The engine runs in the calling thread; one call of `generate` or `chat` at
+a time.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from quire.config import DEFAULT_MODEL, EngineConfig
+from quire.entrypoints.engine_args import EngineArgs
+from quire.entrypoints.interrupts import held_interrupts
+from quire.entrypoints.llm_engine import LLMEngine
+from quire.entrypoints.progress import progress
+from quire.entrypoints.requests import Encoded, Prompt, as_list, encode
+from quire.errors import RequestError
+from quire.outputs import RequestOutput
+from quire.request import EngineReady, RequestOutputKind, SamplingParams
+from quire.text import Tokenizer
 
-from quire.config import ALIASES, DEFAULT_MODEL, EngineConfig, load
-from quire.engine.seeds import SeedStream, nth_seed
-from quire.engine.startup import build
-from quire.errors import ConfigError, RequestError
-from quire.models.source import resolve
-from quire.outputs import CompletionOutput, RequestOutput
-from quire.request import AddRequest, FinishReason, SamplingParams, TokenDelta
-from quire.text import TextStream, Tokenizer, load_tokenizer
-
-
-class TokensPrompt(TypedDict):
-    """A prompt that is tokenised already."""
-
-    prompt_token_ids: list[int]
-
-
-Prompt = str | TokensPrompt
-_Encoded = Sequence[tuple[str | None, list[int]]]
-
-
-@dataclass
-class _Answer:
-    """An answer in the making."""
-
-    request: RequestOutput
-    output: CompletionOutput
-    stream: TextStream
+Params = SamplingParams | Sequence[SamplingParams] | None
+Conversation = Sequence[Mapping[str, Any]]
+UseTqdm = bool | Callable[..., Any]
 
 
 class LLM:
     """A loaded model.
 
-    model: folder, .gguf file, hub id or bundled name. Keywords are the fields of `EngineConfig` (`max_model_len`,
-    `dtype`, …; see `quire serve --help`). Raises ConfigError or ModelError.
+    model: folder, .gguf file, hub id or bundled name. Keywords are those of `EngineArgs`. Raises ConfigError or ModelError.
+    `llm_engine` is the engine; `ready` what it is like (model length, blocks, device).
     """
 
-    def __init__(self, model: str | Path = DEFAULT_MODEL, **config: Any) -> None:
-        flags = {ALIASES.get(name, name): value for name, value in config.items() if value is not None}
-        for name in flags:
-            if name not in EngineConfig.model_fields:
-                near = difflib.get_close_matches(name, EngineConfig.model_fields, 1)
-                raise ConfigError(f"LLM has no parameter {name}" + (f"; did you mean {near[0]}?" if near else ""))
-        self.config = load(EngineConfig, flags={"model": str(model), **flags}, environ={})
-        files = resolve(self.config.model, revision=self.config.revision)
-        if self.config.tokenizer is not None:
-            tokenizer_files = resolve(self.config.tokenizer, tokenizer_only=True)
-        else:
-            tokenizer_files = files
-        self._tokenizer = load_tokenizer(tokenizer_files.path, name=files.name)
-        self._core, self.ready = build(self.config)
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **engine_args: Any) -> None:
+        self._start(EngineArgs(model=model, **engine_args))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """Load the model that the arguments name; raises ConfigError or ModelError."""
+        llm = cls.__new__(cls)
+        llm._start(engine_args)
+        return llm
+
+    def _start(self, engine_args: EngineArgs) -> None:
+        self.llm_engine = LLMEngine.from_engine_args(engine_args)
         self._ids = itertools.count()
-        self._seeds = SeedStream(self.config.seed)
+
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration, as asked for."""
+        return self.llm_engine.config
+
+    @property
+    def ready(self) -> EngineReady:
+        """What came of it: length, blocks, device, seconds of each stage of the start."""
+        return self.llm_engine.ready
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._tokenizer
+        return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses where none are given."""
         return SamplingParams()
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prompts."""
-        self._core.scheduler.forget()
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prompts; True, as that is always possible."""
+        return self.llm_engine.reset_prefix_cache()
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        sampling_params: Params = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
     ) -> list[RequestOutput]:
-        """Answer prompts (texts, or `{"prompt_token_ids": […]}`), all in one batch, in their order.
+        """Answer prompts, in their order, as one batch.
 
-        sampling_params: for all, or one for each. use_tqdm: show progress where standard error is a terminal.
-        Raises RequestError, before anything runs, where a prompt can never be served.
+        prompts: one or many texts, lists of token ids, `{"prompt": …}` or `{"prompt_token_ids": […]}`. sampling_params: for all,
+        or one for each. use_tqdm: show progress where standard error is a terminal (or what makes the bar, called as tqdm is).
+        priority: one for each prompt, smaller first, for the scheduler policy `priority`. prompt_token_ids: deprecated.
+
+        Raises RequestError, before anything runs, where a prompt can never be served; it says which.
         """
-        single = isinstance(prompts, str | Mapping)
-        items: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item]
-        encoded = [
-            (item, self._tokenizer.encode(item)) if isinstance(item, str) else (None, list(item["prompt_token_ids"]))
-            for item in items
-        ]
-        return self._run(encoded, sampling_params, use_tqdm)
+        if prompt_token_ids is not None:
+            warnings.warn(
+                'prompt_token_ids= is deprecated; give {"prompt_token_ids": [...]} as prompts', DeprecationWarning, 2
+            )
+            prompts = _legacy(prompts, prompt_token_ids)
+        if prompts is None:
+            raise RequestError("prompts must be given", param="prompts")
+        _refuse_adapter(lora_request)
+        tokenizer = self.get_tokenizer()
+        return self._run(
+            as_list(prompts), lambda prompt: encode(prompt, tokenizer), sampling_params, use_tqdm, priority
+        )
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or a list of conversations, through the model's chat template."""
-        conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        encoded = [
-            (
-                self._tokenizer.render_chat(conversation, add_generation_prompt=add_generation_prompt),
-                self._tokenizer.encode_chat(conversation, add_generation_prompt=add_generation_prompt),
+        """Answer a conversation, or each of a list of conversations, through the model's chat template.
+
+        chat_template: jinja source instead of the model's. chat_template_content_format: templates get text, `openai` is refused.
+        continue_final_message: the answer goes on where the last message stops (not together with add_generation_prompt). tools,
+        chat_template_kwargs: for the template. Raises RequestError as `generate` does.
+        """
+        _refuse_adapter(lora_request)
+        if chat_template_content_format not in ("auto", "string"):
+            raise RequestError(
+                f"chat_template_content_format must be 'auto' or 'string', got {chat_template_content_format!r}",
+                param="chat_template_content_format",
             )
-            for conversation in conversations
-        ]
-        return self._run(encoded, sampling_params, use_tqdm)
+        chat: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        tokenizer = self.get_tokenizer()
+
+        def render(conversation: Conversation) -> Encoded:
+            text, token_ids = tokenizer.chat_prompt(
+                conversation,
+                template=chat_template,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=chat_template_kwargs,
+            )
+            return Encoded(text, token_ids)
+
+        return self._run(list(chat), render, sampling_params, use_tqdm, None)
 
     def _run(
         self,
-        prompts: _Encoded,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        show_progress: bool,
+        prompts: Sequence[Any],
+        encode_one: Callable[[Any], Encoded],
+        sampling_params: Params,
+        use_tqdm: UseTqdm,
+        priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = self._params_for(prompts, sampling_params)
-        results: list[RequestOutput] = []
-        answers: dict[str, _Answer] = {}
-        requests: list[AddRequest] = []
-        for (text, token_ids), one in zip(prompts, params, strict=True):
-            result = RequestOutput(
-                str(next(self._ids)), text, token_ids, outputs=[CompletionOutput(i) for i in range(one.n)]
+        params = self._params_for(len(prompts), sampling_params)
+        ranks = list(priority) if priority is not None else [0] * len(prompts)
+        if len(ranks) != len(prompts):
+            raise RequestError(
+                f"priority must have one number for each of the {len(prompts)} prompts, got {len(ranks)}",
+                param="priority",
             )
-            results.append(result)
-            resolved = self._tokenizer.resolve(one, room=max(self.ready.max_model_len - len(token_ids), 1))
-            seed = self._seeds.draw() if one.seed is None else one.seed
-            for output in result.outputs:
-                request_id = f"{result.request_id}-{output.index}"
-                own = msgspec.structs.replace(resolved, n=1, seed=nth_seed(seed, output.index))
-                answers[request_id] = _Answer(result, output, self._tokenizer.stream(stop=resolved.stop))
-                requests.append(
-                    AddRequest(
-                        request_id=request_id, prompt_token_ids=token_ids, params=own, arrival_s=time.monotonic()
-                    )
-                )
-        for request in requests:
-            if (fault := self._core.scheduler.fault(request)) is not None:
-                raise RequestError(
-                    f"prompt {results.index(answers[request.request_id].request)}: {fault}"
-                    if len(prompts) > 1
-                    else fault,
-                    param="prompts",
-                )
-        with _progress(len(requests), show_progress) as advance:
-            self._drive(requests, answers, advance)
+        encoded = [self._checked(i, len(prompts), encode_one, prompts[i], params[i]) for i in range(len(prompts))]
+        order = sorted(range(len(prompts)), key=ranks.__getitem__)
+        with progress(len(prompts), use_tqdm) as advance:
+            results = self._drive(deque(order), encoded, params, ranks, advance)
+        return [results[index] for index in range(len(prompts))]
+
+    def _drive(
+        self,
+        waiting: deque[int],
+        prompts: Sequence[Encoded],
+        params: Sequence[SamplingParams],
+        ranks: Sequence[int],
+        advance: Callable[[], None],
+    ) -> dict[int, RequestOutput]:
+        """Feed the engine as it drains, so that its memory does not grow with the number of prompts."""
+        engine, results = self.llm_engine, {}
+        most = 2 * self.config.max_num_seqs
+        live: dict[str, int] = {}
+        with held_interrupts() as check_interrupt:
+            try:
+                while waiting or live:
+                    while waiting and (engine.num_unfinished_sequences < most or not live):
+                        index = waiting.popleft()
+                        request_id = str(next(self._ids))
+                        live[request_id] = index
+                        engine.add_encoded(
+                            request_id,
+                            prompts[index],
+                            params[index],
+                            priority=ranks[index],
+                            kind=RequestOutputKind.FINAL_ONLY,
+                        )
+                    for output in engine.step():
+                        if (done := live.pop(output.request_id, None)) is not None:
+                            results[done] = output
+                            advance()
+                    check_interrupt()
+            finally:  # whatever ends this leaves no request behind
+                engine.abort_request(list(live))
         return results
 
-    def _drive(self, requests: list[AddRequest], answers: dict[str, _Answer], advance: Any) -> None:
-        live = set(answers)
+    def _checked(
+        self, index: int, count: int, encode_one: Callable[[Any], Encoded], prompt: Any, params: SamplingParams
+    ) -> Encoded:
+        where = f"prompt {index}: " if count > 1 else ""
         try:
-            for request in requests:
-                self._core.add(request)
-            while live:
-                for delta in self._core.step().deltas:
-                    answer = answers[delta.request_id]
-                    self._take(answer, delta)
-                    if answer.output.finish_reason is not None:
-                        live.discard(delta.request_id)
-                        advance()
-        finally:  # an interrupt must not leave requests behind
-            self._core.abort(list(live))
+            encoded = encode_one(prompt)
+        except RequestError as exc:
+            raise RequestError(f"{where}{exc}", param=exc.param, code=exc.code) from exc
+        if (fault := self.llm_engine.fault(encoded, params)) is not None:
+            raise RequestError(where + fault, param="prompts")
+        return encoded
 
-    def _take(self, answer: _Answer, delta: TokenDelta) -> None:
-        output, stream = answer.output, answer.stream
-        final = delta.finish_reason is not None
-        output.token_ids += delta.token_ids
-        output.text += stream.push(delta.token_ids, final=final, stop_token_id=delta.stop_token_id)
-        answer.request.num_cached_tokens = max(answer.request.num_cached_tokens, delta.num_cached_tokens)
-        if stream.stop_found is not None:
-            output.finish_reason, output.stop_reason = FinishReason.STOP.value, stream.stop_found
-            self._core.abort([delta.request_id])
-        elif delta.finish_reason is not None:
-            output.finish_reason, output.error = delta.finish_reason.value, delta.error
-            output.stop_reason = delta.stop_token_id
-        answer.request.finished = all(other.finish_reason is not None for other in answer.request.outputs)
-
-    def _params_for(
-        self, prompts: _Encoded, given: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
+    def _params_for(self, count: int, given: Params) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
-            return [given or self.get_default_sampling_params()] * len(prompts)
-        if len(given) != len(prompts):
+            return [(given or self.get_default_sampling_params()).clone()] * count
+        if len(given) != count:
             raise RequestError(
-                f"sampling_params must be one, or one for each of the {len(prompts)} prompts; got {len(given)}",
+                f"sampling_params must be one, or one for each of the {count} prompts; got {len(given)}",
                 param="sampling_params",
             )
-        return list(given)
+        return [one.clone() for one in given]
 
 
-@contextmanager
-def _progress(total: int, show: bool) -> Iterator[Any]:
-    """A bar on standard error where that is a terminal; gives the function that counts one more."""
-    if not (show and sys.stderr.isatty()):
-        yield lambda: None
-        return
-    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("answers", total=total)
-        yield lambda: bar.advance(task)
+def _legacy(prompts: Any, token_ids: Iterable[Any]) -> list[Prompt]:
+    """Prompts of the deprecated keyword; texts beside it are only shown."""
+    ids = list(token_ids)
+    lists: list[Any] = ids if ids and not isinstance(ids[0], int) else [ids]
+    texts: list[Any] = (
+        [None] * len(lists) if prompts is None else [prompts] if isinstance(prompts, str) else list(prompts)
+    )
+    if len(texts) != len(lists):
+        raise RequestError(
+            f"prompts and prompt_token_ids must be equally many, got {len(texts)} and {len(lists)}", param="prompts"
+        )
+    return [{"prompt": text, "prompt_token_ids": one} for text, one in zip(texts, lists, strict=True)]
+
+
+def _refuse_adapter(lora_request: object) -> None:
+    if lora_request is not None:
+        raise RequestError("lora_request is not supported: there are no adapters yet", param="lora_request")

@@ -16,6 +16,7 @@ class RequestState:
     def __init__(self, request_id: str, prompt: str | None, choices: list[Choice], kind: RequestOutputKind) -> None:
         self.request_id = request_id
         self.choices = choices
+        self.error: RequestError | None = None  # what the engine could not go on with, of the choice that had it
         self._kind = kind
         self._prompt = prompt
         self._outputs = [CompletionOutput(choice.index) for choice in choices]
@@ -34,9 +35,9 @@ class RequestState:
         output = self._outputs[choice.index]
         try:
             piece, stopped = choice.take(delta)
-        except RequestError:
+        except RequestError as exc:
             self._end(choice, FinishReason.ERROR)
-            output.error = delta.error
+            self.error, output.error = exc, delta.error
             return False
         output.text += piece.text
         output.token_ids += piece.token_ids

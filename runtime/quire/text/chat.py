@@ -61,22 +61,35 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text, with `BREAK` inside what the user must not say; raises RequestError."""
-        template = self._compile(self._pick(bool(tools)))
+        """The prompt as text, with `BREAK` inside what the user must not say; raises RequestError.
+
+        continue_final_message: the prompt ends with the text of the last message, for an answer that goes on with it.
+        template: jinja source instead of the model's own.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
+                param="continue_final_message",
+            )
+        compiled = self._compile(self._pick(bool(tools))) if template is None else self._compile_source(template)
+        plain = [self._message(message) for message in messages]
         try:
-            return template.render(
+            text = compiled.render(
                 {
                     **self._tokens,
                     **self._defuse.value(dict(variables or {})),
-                    "messages": [self._message(message) for message in messages],
+                    "messages": plain,
                     "tools": self._defuse.value(tools) if tools else None,
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
         except Exception as exc:  # whatever a template may do wrong is the request's or the template's fault
             raise self._refusal(f"failed on these messages: {exc or type(exc).__name__}") from exc
+        return _until_end_of(text, plain) if continue_final_message else text
 
     def _pick(self, tools: bool) -> str:
         if tools and "tool_use" in self._sources:
@@ -90,11 +103,14 @@ class ChatTemplate:
 
     def _compile(self, key: str) -> jinja2.Template:
         if key not in self._compiled:
-            try:
-                self._compiled[key] = self._environment.from_string(self._sources[key])
-            except jinja2.TemplateError as exc:
-                raise self._refusal(f"is no valid jinja: {exc}") from exc
+            self._compiled[key] = self._compile_source(self._sources[key])
         return self._compiled[key]
+
+    def _compile_source(self, source: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(source)
+        except jinja2.TemplateError as exc:
+            raise self._refusal(f"is no valid jinja: {exc}") from exc
 
     def _refusal(self, what: str) -> RequestError:
         return RequestError(
@@ -105,6 +121,20 @@ class ChatTemplate:
 
     def _message(self, message: Message) -> dict[str, Any]:
         return {key: value if key == "role" else self._defuse.value(value) for key, value in message.items()}
+
+
+def _until_end_of(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """A rendered conversation without what the template writes behind its last message."""
+    content = messages[-1].get("content") if messages else None
+    last = content.strip() if isinstance(content, str) else ""
+    start = text.rfind(last) if last else -1
+    if start < 0:
+        raise RequestError(
+            "continue_final_message needs a last message with text that the chat template writes as it is",
+            param="continue_final_message",
+        )
+    whole = str(content).lstrip()  # blanks at its end count where the template keeps them
+    return text[: start + len(whole)] if text.startswith(whole, start) else text[: start + len(last)]
 
 
 class Defuser:

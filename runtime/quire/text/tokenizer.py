@@ -83,27 +83,56 @@ class Tokenizer:
         token: str | None = self._backend.id_to_token(token_id)
         return token
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Ids of a conversation; the template alone decides about begin and turn tokens. Raises RequestError."""
-        text = self.chat.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
+    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
+        """Ids of a conversation; options are those of `ChatTemplate.render`. Raises RequestError."""
+        return self.chat_prompt(messages, **options)[1]
+
+    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
+        """The prompt of `encode_chat` as text, for people to look at."""
+        return self.chat.render(messages, **options).replace(BREAK, "")
+
+    def chat_prompt(self, messages: Sequence[Message], **options: Any) -> tuple[str, list[int]]:
+        """A conversation as text for people, and as ids; the template alone decides about begin and turn tokens.
+
+        options: those of `ChatTemplate.render`. Raises RequestError.
+        """
+        text = self.chat.render(messages, **options)
         ids = self.encode(text, add_special_tokens=False)
         found = Counter(i for i in ids if i in self.special_ids)
         if any(count > text.count(self._spelling[i]) for i, count in found.items() if i not in self._uncounted):
             raise RequestError(
                 "messages must not contain control tokens of the model", param="messages", code="control_token"
             )
-        return ids
+        return text.replace(BREAK, ""), ids
 
-    def render_chat(self, messages: Sequence[Message], **options: Any) -> str:
-        """The prompt of `encode_chat` as text, for people to look at."""
-        return self.chat.render(messages, **options).replace(BREAK, "")
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> str | list[int]:
+        """A conversation as ids, or as text without `tokenize`, under the name and with the defaults that users of transformers know.
+
+        Text forgets which special tokens users spelled out; prompts with other people's text in them are safe as ids, or by `chat`.
+        """
+        text, ids = self.chat_prompt(
+            conversation,
+            tools=tools,
+            template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+        return ids if tokenize else text
+
+    def names_of_stops(self, params: SamplingParams) -> dict[int, int | str]:
+        """What the caller calls the token ids that end an answer: the id, or the stop string that spells it."""
+        return {i: i for i in params.stop_token_ids} | {self._special[s]: s for s in params.stop if s in self._special}
 
     def resolve(self, params: SamplingParams, *, room: int) -> SamplingParams:
         """Sampling parameters as the engine wants them.

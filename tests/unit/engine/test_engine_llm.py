@@ -83,7 +83,7 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     (result,) = llm.generate("hello", params)
     assert result.outputs[0].text == text[: text.index(stop)]
     assert (result.outputs[0].finish_reason, result.outputs[0].stop_reason) == ("stop", stop)
-    assert not llm._core.has_work
+    assert not llm.llm_engine.core.has_work
 
 
 def test_chat_renders_the_template(llm: LLM) -> None:
@@ -108,28 +108,28 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(llm: LLM) -> None
         llm.generate(["a", {"prompt_token_ids": [5] * 300}], SamplingParams(temperature=0.0))
     with pytest.raises(RequestError, match="the prompt is empty"):
         llm.generate({"prompt_token_ids": []})
-    assert not llm._core.has_work
+    assert not llm.llm_engine.core.has_work
 
 
 def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, calls = llm._core.runner.run, iter(range(100))
+    run, calls = llm.llm_engine.core.runner.run, iter(range(100))
 
     def interrupted(plan: object) -> list[int]:
         if next(calls) == 3:
             raise KeyboardInterrupt
         return run(plan)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(llm._core.runner, "run", interrupted)
+    monkeypatch.setattr(llm.llm_engine.core.runner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b"], GREEDY)
     monkeypatch.undo()
-    assert not llm._core.has_work
-    assert llm._core.scheduler.kv.pool.num_used == 0
+    assert not llm.llm_engine.core.has_work
+    assert llm.llm_engine.core.scheduler.kv.pool.num_used == 0
     assert llm.generate("a", GREEDY)[0].finished
 
 
 def test_bad_configuration(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="LLM has no parameter max_num_seq; did you mean max_num_seqs"):
+    with pytest.raises(ConfigError, match="there is no engine argument max_num_seq; did you mean max_num_seqs"):
         LLM(folder, max_num_seq=3)
     with pytest.raises(ConfigError, match="--max-num-seqs must be an integer between 1 and 4096, got 0"):
         LLM(folder, max_num_seqs=0)

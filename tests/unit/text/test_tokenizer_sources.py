@@ -115,7 +115,7 @@ def test_gguf_that_is_not_understood_is_refused(
 def test_folder_end_ids_come_from_generation_config_too(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_tokenizer(tmp_path))
     assert set(tokenizer.eos_ids) == {0, 2}
-    params = tokenizer.resolve(SamplingParams(stop=("<|im_start|>", "x"), stop_token_ids=(7,)), room=5)
+    params = tokenizer.resolve(SamplingParams(stop=("<|im_start|>", "x"), stop_token_ids=(7,), max_tokens=None), room=5)
     assert (params.stop, set(params.stop_token_ids), params.max_tokens) == (("x",), {7, 1, 2, 0}, 5)
     assert tokenizer.resolve(SamplingParams(ignore_eos=True, max_tokens=3), room=5).stop_token_ids == ()
 

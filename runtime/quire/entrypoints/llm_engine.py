@@ -1,0 +1,142 @@
+"""`LLMEngine`: an engine in the calling thread, driven step by step: add requests, call `step`, read outputs.
+
+`LLM` is the comfortable way to use it. The prompts' text side (tokenizer, stop strings) is here, the rest in the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.config import EngineConfig
+from quire.engine.startup import build
+from quire.entrypoints.engine_args import EngineArgs
+from quire.entrypoints.requests import Encoded, Prompt, encode, engine_requests, prepare
+from quire.errors import RequestError
+from quire.models.source import resolve
+from quire.outputs import RequestOutput
+from quire.outputs.choice import Choice
+from quire.outputs.state import RequestState
+from quire.request import RequestOutputKind, SamplingParams, StepStats
+from quire.text import Tokenizer, load_tokenizer
+
+
+def load_text(config: EngineConfig) -> Tokenizer:
+    """The tokenizer a configuration asks for; raises ModelError."""
+    files = resolve(config.model, revision=config.revision)
+    path = files.path
+    if config.tokenizer is not None:
+        path = resolve(config.tokenizer, tokenizer_only=True).path
+    return load_tokenizer(path, name=files.name)
+
+
+class LLMEngine:
+    """See the module. Not safe for use from several threads at once."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.tokenizer = load_text(config)
+        self.core, self.ready = build(config)
+        self.stats: StepStats = self.core.stats()
+        self._requests: dict[str, RequestState] = {}
+        self._choices: dict[str, tuple[RequestState, Choice]] = {}
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
+        """Load the model; raises ConfigError or ModelError."""
+        return cls(engine_args.create_engine_config())
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+    ) -> None:
+        """Take a request; the next steps serve it. Raises RequestError where it can never be served."""
+        checked = (params or SamplingParams()).clone()
+        self.add_encoded(request_id, encode(prompt, self.tokenizer), checked, priority=priority)
+
+    def add_encoded(
+        self,
+        request_id: str,
+        prompt: Encoded,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        kind: RequestOutputKind | None = None,
+    ) -> None:
+        """`add_request` for a prompt that is encoded and parameters that are checked."""
+        if request_id in self._requests:
+            raise RequestError(f"the request id {request_id!r} is already in use", param="request_id")
+        state = self._prepare(request_id, prompt, params, kind)
+        requests = engine_requests(state, priority)
+        if (fault := self.core.scheduler.fault(requests[0])) is not None:
+            raise RequestError(fault, param="prompt")
+        self._requests[request_id] = state
+        for choice, request in zip(state.choices, requests, strict=True):
+            self._choices[choice.request_id] = (state, choice)
+            self.core.add(request)
+
+    def fault(self, prompt: Encoded, params: SamplingParams) -> str | None:
+        """Why a request could never be served; None where it can."""
+        [request, *_] = engine_requests(self._prepare("", prompt, params, None))
+        return self.core.scheduler.fault(request)
+
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """Forget requests and free their blocks now; no output follows. Unknown ids are ignored."""
+        for one in [request_id] if isinstance(request_id, str) else list(request_id):
+            state = self._requests.pop(one, None)
+            if state is None:
+                continue
+            self.core.abort(state.abort())
+            for choice in state.choices:
+                self._choices.pop(choice.request_id, None)
+
+    def has_unfinished_requests(self) -> bool:
+        """True where `step` has something to do."""
+        return bool(self._requests)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def num_unfinished_sequences(self) -> int:
+        """The same in sequences; a request has n."""
+        return len(self._choices)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prompts; True, as that is always possible."""
+        self.core.reset_prefix_cache()
+        return True
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; an output for every request that has something new, by its kind of output.
+
+        An exception in here (of the device, or an interrupt) ends all requests and empties the prefix cache, since blocks of the
+        step are named and not computed; the engine can be used on.
+        """
+        try:
+            report = self.core.step()
+        except BaseException:
+            self.abort_request(list(self._requests))
+            self.core.reset_prefix_cache()
+            raise
+        self.stats = report.stats
+        touched: dict[str, RequestState] = {}
+        for delta in report.deltas:
+            state, choice = self._choices[delta.request_id]
+            touched[state.request_id] = state
+            if state.take(choice, delta):
+                self.core.abort([delta.request_id])
+            if choice.finish_reason is not None:
+                del self._choices[delta.request_id]
+        for state in touched.values():
+            if state.finished:
+                del self._requests[state.request_id]
+        return [output for state in touched.values() if (output := state.output()) is not None]
+
+    def _prepare(
+        self, request_id: str, prompt: Encoded, params: SamplingParams, kind: RequestOutputKind | None
+    ) -> RequestState:
+        return prepare(request_id, prompt, params, self.tokenizer, max_model_len=self.ready.max_model_len, kind=kind)

@@ -1,0 +1,127 @@
+"""From what a caller of the Python API gives to a request of the engine: prompts in every accepted form, parameters that fit."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
+
+from quire.errors import RequestError
+from quire.outputs.choice import choices_of
+from quire.outputs.state import RequestState
+from quire.request import AddRequest, RequestOutputKind, SamplingParams
+from quire.text import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text, in a mapping."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is tokenised already; `prompt` is its text, for the output only."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
+
+_FIELDS = ("prompt", "prompt_token_ids")
+_FORMS = 'a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt for the engine; text: what the output shows, None where only ids were given."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list. A list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts must be {_FORMS}, or a list of these, got {prompts!r}", param="prompts")
+    items: list[Any] = list(prompts)
+    return [items] if items and all(_is_id(item) for item in items) else items
+
+
+def encode(prompt: Prompt, tokenizer: Tokenizer) -> Encoded:
+    """Token ids of a prompt in any form; raises RequestError."""
+    if isinstance(prompt, str):
+        return Encoded(prompt, tokenizer.encode(prompt))
+    if not isinstance(prompt, Mapping):
+        return Encoded(None, _ids(prompt))
+    fields: Mapping[str, Any] = prompt
+    asked = sorted(name for name, value in fields.items() if name not in _FIELDS and value is not None)
+    if asked:
+        raise RequestError(f"a prompt with {asked[0]} is not supported; it must be {_FORMS}", param="prompts")
+    text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
+    if ids is not None:
+        return Encoded(text, _ids(ids))
+    if not isinstance(text, str):
+        raise RequestError(f"the prompt must be {_FORMS}, got {_short(prompt)}", param="prompts")
+    return Encoded(text, tokenizer.encode(text))
+
+
+def prepare(
+    request_id: str,
+    prompt: Encoded,
+    params: SamplingParams,
+    tokenizer: Tokenizer,
+    *,
+    max_model_len: int,
+    kind: RequestOutputKind | None = None,
+) -> RequestState:
+    """The state of a new request. kind: what its outputs hold; default: what params say.
+
+    An answer ends at the model's length at the latest, however large max_tokens is (finish reason `length`).
+    """
+    room = max(max_model_len - len(prompt.token_ids), 1)
+    resolved = tokenizer.resolve(params, room=room)
+    if resolved.max_tokens is not None and resolved.max_tokens > room:
+        resolved = msgspec.structs.replace(resolved, max_tokens=room)
+    choices = choices_of(request_id, prompt.token_ids, resolved, tokenizer, stops=tokenizer.names_of_stops(params))
+    return RequestState(request_id, prompt.text, choices, params.output_kind if kind is None else kind)
+
+
+def engine_requests(state: RequestState, priority: int = 0) -> list[AddRequest]:
+    """What the engine gets: one request for each choice, arriving now."""
+    now = time.monotonic()
+    return [
+        AddRequest(
+            request_id=choice.request_id,
+            prompt_token_ids=choice.prompt_token_ids,
+            params=choice.params,
+            arrival_s=now,
+            priority=priority,
+        )
+        for choice in state.choices
+    ]
+
+
+def _ids(given: Iterable[Any]) -> list[int]:
+    try:
+        if isinstance(given, str | bytes | Mapping):
+            raise TypeError
+        ids = [operator.index(one) for one in given]
+    except TypeError:
+        raise RequestError(f"token ids must be a list of integers, got {_short(given)}", param="prompts") from None
+    return ids
+
+
+def _is_id(item: object) -> bool:
+    return not isinstance(item, str | Mapping | list | tuple) and hasattr(item, "__index__")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
