@@ -84,7 +84,15 @@ class EngineConfig(BaseModel):
         0.90, gt=0.0, le=1.0, description="share of the GPU's memory for weights, activations and KV pool together"
     )
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
-    scheduler_policy: Literal["fcfs"] = Field("fcfs", description="order of waiting requests")
+    scheduler_policy: Literal["fcfs", "priority", "sjf"] = Field(
+        "fcfs",
+        description="order of waiting requests: arrival, the requests' priority, or shortest prompt first (with ageing)",
+    )
+    long_prefill_token_threshold: int = Field(
+        0,
+        ge=0,
+        description="tokens of one prompt in a step at most while other sequences decode, so that their tokens keep coming; 0 is no limit",
+    )
     tensor_parallel_size: int = Field(1, ge=1, le=1, description="GPUs that share each layer; only 1 for now")
     pipeline_parallel_size: int = Field(1, ge=1, le=1, description="groups of layers on different GPUs; only 1 for now")
     seed: int = Field(0, ge=0, description="seed of requests that bring none")

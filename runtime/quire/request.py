@@ -103,6 +103,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """One sequence to generate. `request_id` is unique among live requests; n > 1 arrives as n requests.
 
     `params.max_tokens` is already resolved (never None) and prompt + max_tokens fits the model's length.
+    priority: lower is more urgent; only the scheduler policy `priority` reads it. cache_salt: only requests of the same salt
+    share prefix-cache blocks; None is a salt of its own.
     """
 
     request_id: str
@@ -110,6 +112,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     params: SamplingParams
     arrival_s: float
     priority: int = 0
+    cache_salt: str | None = None
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -191,6 +194,40 @@ class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 FromEngine = StepOutputs | EngineReady | EngineFailed
+
+
+MAX_SALT_CHARS = 1024
+
+
+def checked_priority(priority: int | None, *, policy: str) -> int:
+    """A request's priority; raises RequestError where it is out of bounds or the scheduler policy does not read it."""
+    if not priority:
+        return 0
+    if not -(2**31) <= priority < 2**31:
+        raise RequestError(
+            f"priority must be a 32-bit integer (lower is more urgent), got {priority}",
+            param="priority",
+            code="invalid_value",
+        )
+    if policy != "priority":
+        raise RequestError(
+            f"priority {priority} has no effect under the scheduler policy {policy}; start with --scheduler-policy=priority",
+            param="priority",
+            code="unsupported_parameter",
+        )
+    return priority
+
+
+def checked_salt(cache_salt: str | None) -> str | None:
+    """A request's cache salt; raises RequestError where it is empty or too long."""
+    if cache_salt is not None and not (isinstance(cache_salt, str) and 1 <= len(cache_salt) <= MAX_SALT_CHARS):
+        got = f"{len(cache_salt)}" if isinstance(cache_salt, str) else type(cache_salt).__name__
+        raise RequestError(
+            f"cache_salt must be a text of 1 to {MAX_SALT_CHARS} characters, got {got}",
+            param="cache_salt",
+            code="invalid_value",
+        )
+    return cache_salt
 
 
 def sampling_params_from(fields: dict[str, Any]) -> SamplingParams:

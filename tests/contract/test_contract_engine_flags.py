@@ -18,7 +18,6 @@ from quire_operator.resources.args import flag_name, serve_args
 FIELDS = sorted(set(Engine.model_fields) - {"extra_args"})
 
 NOT_OFFERED = {
-    "scheduler_policy": "there is only one",
     "tensor_parallel_size": "only 1 for now",
     "pipeline_parallel_size": "only 1 for now",
 }
@@ -37,6 +36,8 @@ SAMPLES: dict[str, Any] = {
     "kv_cache_memory": "512Mi",
     "gpu_memory_utilization": "0.5",
     "enable_prefix_caching": False,
+    "scheduler_policy": "sjf",
+    "long_prefill_token_threshold": 128,
     "seed": 7,
     "cpu_threads": 2,
     "chat_template": "/cache/template.jinja",

@@ -66,6 +66,15 @@ class Engine(ApiModel):
         "0.90",
     )
     enable_prefix_caching: bool | None = _flag("Reuse the KV blocks of prompts that begin alike.", "true")
+    scheduler_policy: Literal["fcfs", "priority", "sjf"] | None = _flag(
+        "Order of waiting requests: arrival, the requests' priority, or shortest prompt first (with ageing).", "fcfs"
+    )
+    long_prefill_token_threshold: int | None = _flag(
+        "Tokens of one prompt in a step at most while other sequences decode, so that their tokens keep coming. 0 is no limit.",
+        "0",
+        ge=0,
+        le=1 << 20,
+    )
     seed: int | None = _flag("Seed of requests that bring none.", "0", ge=0, le=(1 << 53) - 1)
     cpu_threads: int | None = _flag("Threads of the CPU back end.", "the container's CPU quota", ge=1, le=1024)
     chat_template: str | None = _flag(

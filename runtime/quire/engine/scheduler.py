@@ -1,21 +1,26 @@
 """Decide what each step computes: one token budget, no phases, running sequences first, then waiting ones.
 
 A sequence is scheduled for tokens it has and that are not computed yet: one in decoding, a chunk of what is left in a prompt.
-When blocks run out, the newest sequence gives all of its blocks back and is computed again later. The oldest running
-sequence is never taken from while it is not alone, and alone it fits (admission checked), so it always ends: no livelock.
+Running sequences are served in the policy's rank. When blocks run out, the last of them gives all of its blocks back and is
+computed again later. The first is never taken from while it is not alone, and alone it fits (admission checked), so it
+always ends: no livelock. As victims come last, whatever a step has planned already stays planned.
 
 Pure: no clock, no torch, no I/O. The caller runs the plan and reports the tokens with `update`.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from quire.engine.admission import Limits
 from quire.engine.policy import POLICIES, Policy
 from quire.engine.results import NO_TOKEN, NOT_FINITE, Extras
 from quire.engine.sequence import Sequence, State
+from quire.kvcache.hashing import prefix_context
 from quire.kvcache.manager import KVCacheManager
+from quire.kvcache.pool import Block
 from quire.request import AddRequest, FinishReason, TokenDelta
 
 
@@ -60,18 +65,22 @@ class Scheduler:
         vocab_size: int,
         eos_token_ids: Iterable[int] = (),
         policy: str = "fcfs",
+        long_prefill_token_threshold: int = 0,
     ) -> None:
+        """long_prefill_token_threshold: tokens of one prompt in a step at most while others decode; 0 is no limit."""
         self.kv = kv
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
-        self.vocab_size = vocab_size
         self.counters = Counters()
-        self.running: list[Sequence] = []
+        self.running: list[Sequence] = []  # in the policy's rank
         self.waiting: Policy = POLICIES[policy]()
+        self._limits = Limits(max_model_len, kv.pool.num_blocks, kv.block_size, vocab_size)
+        self._chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._live: dict[str, Sequence] = {}
         self._eos = frozenset(eos_token_ids)
         self._order = 0
+        self._admitted = 0
 
     @property
     def has_work(self) -> bool:
@@ -89,7 +98,7 @@ class Scheduler:
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         sequence = Sequence(
             request,
-            table=self.kv.table(),
+            table=self.kv.table(prefix_context(request.cache_salt)),
             stop_ids=stop_ids,
             seed=seed,
             max_tokens=room if params.max_tokens is None else params.max_tokens,
@@ -116,8 +125,8 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Choose what the next step computes and give it blocks."""
         plan = StepPlan()
-        preempted = self._schedule_running(plan)
-        if not preempted:
+        self._make_way(now)
+        if self._schedule_running(plan):
             self._schedule_waiting(plan, now)
         return plan
 
@@ -160,51 +169,83 @@ class Scheduler:
             queue_s=max(queued - sequence.arrival_s, 0.0) if first and queued is not None else None,
         )
 
+    def _make_way(self, now: float) -> None:
+        """Admit waiting sequences that outrank running ones, preempting these where a place or blocks are missing."""
+        head = self.waiting.head()
+        while head is not None and self.running and self.waiting.outranks(head, self.running[-1]):
+            hits = self.kv.find_prefix(head.table, head.tokens)
+            if self._fits(head, hits):
+                self._admit(self.waiting.pop(), now, hits)
+                head = self.waiting.head()
+            else:
+                self._preempt(self.running[-1])
+
     def _schedule_running(self, plan: StepPlan) -> bool:
-        """Serve running sequences, oldest first; True where one had to be preempted."""
-        preempted = False
+        """Serve running sequences in their rank; False where one had to be preempted, so that nobody else may enter."""
+        running, budget = self.running, self.max_num_batched_tokens
+        roomy = True
         index = 0
-        while index < len(self.running) and plan.num_tokens < self.max_num_batched_tokens:
-            sequence = self.running[index]
-            missing = len(sequence.tokens) - sequence.num_computed
-            num_tokens = min(missing, self.max_num_batched_tokens - plan.num_tokens)
+        while index < len(running) and plan.num_tokens < budget:
+            sequence = running[index]
+            num_tokens = len(sequence.tokens) - sequence.num_computed
+            if num_tokens > 1:
+                # A prompt leaves a token to each sequence behind it: decoding ones go on in every step.
+                left = budget - plan.num_tokens - (len(running) - index - 1)
+                num_tokens = min(num_tokens, self._chunk_limit(), max(left, 1))
             while not self.kv.grow(sequence.table, sequence.tokens, sequence.num_computed + num_tokens):
-                victim = self.waiting.victim(self.running)
+                roomy = False
+                victim = running[-1]
                 self._preempt(victim)
-                preempted = True
                 if victim is sequence:
                     break
             else:
                 self._plan(plan, sequence, num_tokens)
                 index += 1
-        return preempted
+        return roomy
 
     def _schedule_waiting(self, plan: StepPlan, now: float) -> None:
         """Admit waiting sequences in the policy's order, while sequences, budget and blocks last."""
-        while len(self.running) < self.max_num_seqs and plan.num_tokens < self.max_num_batched_tokens:
-            sequence = self.waiting.head(now)
-            if sequence is None:
+        while plan.num_tokens < self.max_num_batched_tokens:
+            sequence = self.waiting.head()
+            if sequence is None or len(self.running) >= self.max_num_seqs:
                 return
             hits = self.kv.find_prefix(sequence.table, sequence.tokens)
-            # The whole of it must fit, and leave each running sequence room to grow, or it would be preempted at once.
-            needed = self.kv.missing_blocks(hits, len(sequence.tokens) + 1) + len(self.running)
-            if self.running and needed > self.kv.pool.num_free:
+            if not self._fits(sequence, hits):
                 return
-            self.waiting.pop()
-            sequence.num_computed = self.kv.adopt(sequence.table, hits)
-            num_tokens = min(
-                len(sequence.tokens) - sequence.num_computed, self.max_num_batched_tokens - plan.num_tokens
-            )
+            self._admit(self.waiting.pop(), now, hits)
+            missing = len(sequence.tokens) - sequence.num_computed
+            num_tokens = min(missing, self._chunk_limit(), self.max_num_batched_tokens - plan.num_tokens)
             grown = self.kv.grow(sequence.table, sequence.tokens, sequence.num_computed + num_tokens)
             assert grown, "an admitted sequence fits the pool"
-            sequence.state = State.RUNNING
-            self.running.append(sequence)
-            if sequence.first_scheduled_s is None:
-                sequence.first_scheduled_s = now
-                sequence.num_cached = sequence.num_computed
-                self.counters.prefix_queries += len(sequence.tokens) if self.kv.enable_prefix_caching else 0
-                self.counters.prefix_hits += sequence.num_computed
             self._plan(plan, sequence, num_tokens)
+
+    def _fits(self, sequence: Sequence, hits: list[Block]) -> bool:
+        """Whether a waiting sequence may run: the whole of it fits, and each running one can grow, else it would be
+        preempted at once. Alone, any sequence may."""
+        if not self.running:
+            return True
+        needed = self.kv.missing_blocks(hits, len(sequence.tokens) + 1) + len(self.running)
+        return len(self.running) < self.max_num_seqs and needed <= self.kv.pool.num_free
+
+    def _admit(self, sequence: Sequence, now: float, hits: list[Block]) -> None:
+        sequence.num_computed = num_found = self.kv.adopt(sequence.table, hits)
+        sequence.state = State.RUNNING
+        if sequence.admitted is None:
+            sequence.admitted = self._admitted
+            self._admitted += 1
+            sequence.first_scheduled_s = now
+            sequence.num_cached = num_found
+            self.counters.prefix_queries += len(sequence.tokens) if self.kv.enable_prefix_caching else 0
+            self.counters.prefix_hits += num_found
+        insort(self.running, sequence, key=self.waiting.rank)
+
+    def _chunk_limit(self) -> int:
+        """Tokens of one prompt in a step at most."""
+        if self._chunk < self.max_num_batched_tokens and any(
+            len(other.tokens) - other.num_computed == 1 for other in self.running
+        ):
+            return self._chunk
+        return self.max_num_batched_tokens
 
     @staticmethod
     def _plan(plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
@@ -233,28 +274,6 @@ class Scheduler:
 
     def fault(self, request: AddRequest) -> str | None:
         """Why a request can never be served, with the numbers; None where it can."""
-        tokens, limit = request.prompt_token_ids, request.params.max_tokens
         if request.request_id in self._live:
             return f"request id {request.request_id!r} is already in use"
-        if not tokens:
-            return "the prompt is empty; it must have at least one token"
-        if len(tokens) >= self.max_model_len:
-            return f"the prompt has {len(tokens)} tokens, the model's length is {self.max_model_len}, one must be left"
-        total = self.max_model_len if limit is None else len(tokens) + limit
-        if total > self.max_model_len:
-            return (
-                f"the prompt has {len(tokens)} tokens and max_tokens is {limit}, together {total}, "
-                f"but the model's length is {self.max_model_len}"
-            )
-        # the last token generated is never computed, so it needs no slot
-        blocks = self.kv.blocks_for(total - 1)
-        if blocks > self.kv.pool.num_blocks:
-            return (
-                f"the request needs {blocks} KV blocks for {total} tokens, but the pool has {self.kv.pool.num_blocks}; "
-                "lower max_tokens, or raise --kv-cache-memory or --num-blocks"
-            )
-        lowest, highest = min(tokens), max(tokens)
-        if lowest < 0 or highest >= self.vocab_size:
-            bad = lowest if lowest < 0 else highest
-            return f"prompt token id {bad} is outside the model's vocabulary of {self.vocab_size}"
-        return None
+        return self._limits.fault(request)

@@ -25,6 +25,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "admitted",
         "arrival_s",
         "first_scheduled_s",
         "max_tokens",
@@ -68,6 +69,7 @@ class Sequence:
         self.priority = request.priority
         self.arrival_s = request.arrival_s
         self.order = order
+        self.admitted: int | None = None  # how many were admitted before its first admission
         self.first_scheduled_s: float | None = None
         self.state = State.WAITING
         self.table = table

@@ -86,6 +86,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             vocab_size=description.vocab_size,
             eos_token_ids=description.eos_token_ids,
             policy=config.scheduler_policy,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
         )
         runner = ModelRunner(
             executor,

@@ -21,7 +21,7 @@ from quire.entrypoints.progress import progress
 from quire.entrypoints.requests import Encoded, Prompt, as_list, encode
 from quire.errors import RequestError
 from quire.outputs import RequestOutput
-from quire.request import EngineReady, RequestOutputKind, SamplingParams
+from quire.request import EngineReady, RequestOutputKind, SamplingParams, checked_priority
 from quire.text import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -159,6 +159,7 @@ class LLM:
                 f"priority must have one number for each of the {len(prompts)} prompts, got {len(ranks)}",
                 param="priority",
             )
+        ranks = [checked_priority(rank, policy=self.config.scheduler_policy) for rank in ranks]
         encoded = [self._checked(i, len(prompts), encode_one, prompts[i], params[i]) for i in range(len(prompts))]
         order = sorted(range(len(prompts)), key=ranks.__getitem__)
         with progress(len(prompts), use_tqdm) as advance:

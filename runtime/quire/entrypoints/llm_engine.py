@@ -69,7 +69,7 @@ class LLMEngine:
         if request_id in self._requests:
             raise RequestError(f"the request id {request_id!r} is already in use", param="request_id")
         state = self._prepare(request_id, prompt, params, kind)
-        requests = engine_requests(state, priority)
+        requests = engine_requests(state, priority=priority, cache_salt=prompt.cache_salt)
         if (fault := self.core.scheduler.fault(requests[0])) is not None:
             raise RequestError(fault, param="prompt")
         self._requests[request_id] = state

@@ -13,7 +13,7 @@ import msgspec
 from quire.errors import RequestError
 from quire.outputs.choice import choices_of
 from quire.outputs.state import RequestState
-from quire.request import AddRequest, RequestOutputKind, SamplingParams
+from quire.request import AddRequest, RequestOutputKind, SamplingParams, checked_salt
 from quire.text import Tokenizer
 
 
@@ -21,18 +21,21 @@ class TextPrompt(TypedDict):
     """A prompt as text, in a mapping."""
 
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
-    """A prompt that is tokenised already; `prompt` is its text, for the output only."""
+    """A prompt that is tokenised already; `prompt` is its text, for the output only. Only prompts of the same cache_salt share
+    cached prefixes."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 
-_FIELDS = ("prompt", "prompt_token_ids")
+_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
 _FORMS = 'a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
 
 
@@ -42,6 +45,7 @@ class Encoded:
 
     text: str | None
     token_ids: list[int]
+    cache_salt: str | None = None
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -64,12 +68,12 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> Encoded:
     asked = sorted(name for name, value in fields.items() if name not in _FIELDS and value is not None)
     if asked:
         raise RequestError(f"a prompt with {asked[0]} is not supported; it must be {_FORMS}", param="prompts")
-    text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
+    text, ids, salt = fields.get("prompt"), fields.get("prompt_token_ids"), checked_salt(fields.get("cache_salt"))
     if ids is not None:
-        return Encoded(text, _ids(ids))
+        return Encoded(text, _ids(ids), salt)
     if not isinstance(text, str):
         raise RequestError(f"the prompt must be {_FORMS}, got {_short(prompt)}", param="prompts")
-    return Encoded(text, tokenizer.encode(text))
+    return Encoded(text, tokenizer.encode(text), salt)
 
 
 def prepare(
@@ -93,7 +97,7 @@ def prepare(
     return RequestState(request_id, prompt.text, choices, params.output_kind if kind is None else kind)
 
 
-def engine_requests(state: RequestState, priority: int = 0) -> list[AddRequest]:
+def engine_requests(state: RequestState, *, priority: int = 0, cache_salt: str | None = None) -> list[AddRequest]:
     """What the engine gets: one request for each choice, arriving now."""
     now = time.monotonic()
     return [
@@ -103,6 +107,7 @@ def engine_requests(state: RequestState, priority: int = 0) -> list[AddRequest]:
             params=choice.params,
             arrival_s=now,
             priority=priority,
+            cache_salt=cache_salt,
         )
         for choice in state.choices
     ]

@@ -14,6 +14,11 @@ from hashlib import blake2b
 KEY_BYTES = 16
 
 
+def prefix_context(cache_salt: str | None = None) -> bytes:
+    """What tells equal tokens of different requests apart. Each part has a tag of its own, so no two contexts collide."""
+    return b"" if cache_salt is None else b"salt:" + cache_salt.encode("utf-8", "surrogatepass")
+
+
 class BlockHasher:
     """Makes keys of full blocks. One per process and pool; `secret` is given only by tests."""
 

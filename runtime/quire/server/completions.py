@@ -5,23 +5,28 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from quire.request import SamplingParams
+from quire.request import checked_priority, checked_salt
 from quire.server.answers import JSON, Shape, collect, stream
 from quire.server.bodies import documented, read_body
 from quire.server.frontend import Frontend
+from quire.server.jobs import Job
 from quire.server.prompts import completion_prompts, encode_chat, fitted
 from quire.server.protocol import ChatBody, CompletionBody, Sampling
 from quire.server.streaming import EventStream, answer
 
 IGNORED_HEADER = "x-quire-ignored-fields"
+
+OpenJob = Callable[[], AbstractAsyncContextManager[Job]]
 
 
 @dataclass(frozen=True)
@@ -105,31 +110,26 @@ async def _respond(
     ignored: Sequence[str],
 ) -> Response:
     include_usage, params = body.include_usage, fitted(frontend, prompts, body)
+    priority = checked_priority(body.priority, policy=frontend.config.scheduler_policy)
+    open_job = partial(frontend.job, prompts, params, priority=priority, cache_salt=checked_salt(body.cache_salt))
     headers = ignored_header(ignored)
     if body.stream:
-        events = _events(request, frontend, prompts, params, shape, include_usage)
+        events = _events(request, open_job, shape, include_usage)
         return EventStream(events, request_id=request.state.request_id, headers=headers)
-    content = await answer(request, _whole(request, frontend, prompts, params, shape))
+    content = await answer(request, _whole(request, open_job, shape))
     return JSONResponse(content, headers=headers)
 
 
-async def _whole(
-    request: Request, frontend: Frontend, prompts: Sequence[list[int]], params: Sequence[SamplingParams], shape: Shape
-) -> JSON:
-    async with frontend.job(prompts, params) as job:
+async def _whole(request: Request, open_job: OpenJob, shape: Shape) -> JSON:
+    async with open_job() as job:
         request.state.job = job  # for the access log
         return await collect(job, shape)
 
 
 async def _events(
-    request: Request,
-    frontend: Frontend,
-    prompts: Sequence[list[int]],
-    params: Sequence[SamplingParams],
-    shape: Shape,
-    include_usage: bool,
+    request: Request, open_job: OpenJob, shape: Shape, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    async with frontend.job(prompts, params) as job:
+    async with open_job() as job:
         request.state.job = job
         async for data in stream(job, shape, include_usage=include_usage):
             yield data

@@ -153,7 +153,14 @@ class Frontend:
         return name
 
     @asynccontextmanager
-    async def job(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> AsyncIterator[Job]:
+    async def job(
+        self,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[Job]:
         """Run prompts, each `n` times, with parameters for each, checked by the caller. Raises OverloadedError."""
         engine, tokenizer = self._admit(sum(one.n for one in params)), self.tokenizer
         key = uuid.uuid4().hex
@@ -174,6 +181,8 @@ class Frontend:
                         prompt_token_ids=choice.prompt_token_ids,
                         params=choice.params,
                         arrival_s=job.arrival_s,
+                        priority=priority,
+                        cache_salt=cache_salt,
                     )
                 )
             yield job

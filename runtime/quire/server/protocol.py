@@ -70,6 +70,8 @@ class Sampling(Body):
     stop_token_ids: list[int] | None = None
     max_tokens: int | None = None
     ignore_eos: bool = False
+    priority: int | None = None
+    cache_salt: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
 

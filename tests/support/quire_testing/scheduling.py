@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from quire.engine.scheduler import Scheduler
+from quire.engine.scheduler import Scheduler, StepPlan
 from quire.engine.sequence import Sequence
 from quire.kvcache.manager import KVCacheManager
-from quire.request import AddRequest, SamplingParams
-from quire_testing.fake_runner import VOCAB
+from quire.request import AddRequest, SamplingParams, TokenDelta
+from quire_testing.fake_runner import VOCAB, FakeRunner
 
 
 def make_scheduler(
@@ -33,15 +33,49 @@ def make_scheduler(
     )
 
 
-def request(request_id: str, prompt: list[int], max_tokens: int = 4, **params: Any) -> AddRequest:
-    """A greedy request that arrived at time 0."""
+def request(
+    request_id: str,
+    prompt: list[int],
+    max_tokens: int = 4,
+    *,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    arrival_s: float = 0.0,
+    **params: Any,
+) -> AddRequest:
+    """A greedy request."""
     params = {"temperature": 0.0, "ignore_eos": True, **params}
     return AddRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
         params=SamplingParams(max_tokens=max_tokens, **params),
-        arrival_s=0.0,
+        arrival_s=arrival_s,
+        priority=priority,
+        cache_salt=cache_salt,
     )
+
+
+def shape(plan: StepPlan) -> list[tuple[str, int, int]]:
+    """Request id, start and number of tokens of each entry."""
+    return [(entry.sequence.request_id, entry.start, entry.num_tokens) for entry in plan.scheduled]
+
+
+def step(scheduler: Scheduler, runner: FakeRunner, now: float = 0.0) -> list[TokenDelta]:
+    """One whole step."""
+    plan = scheduler.schedule(now)
+    return scheduler.update(plan, runner.run(plan))
+
+
+def drain(scheduler: Scheduler, runner: FakeRunner, limit: int = 1000) -> dict[str, list[int]]:
+    """Step until nothing is left; the answers. Books must balance after each step."""
+    got: dict[str, list[int]] = {}
+    for _ in range(limit):
+        if not scheduler.has_work:
+            return got
+        for delta in step(scheduler, runner):
+            got.setdefault(delta.request_id, []).extend(delta.token_ids)
+        assert faults(scheduler) == []
+    raise AssertionError(f"still at work after {limit} steps")
 
 
 def live_sequences(scheduler: Scheduler) -> list[Sequence]:
@@ -63,6 +97,9 @@ def faults(scheduler: Scheduler) -> list[str]:
         if len(table.blocks) * scheduler.kv.block_size < sequence.num_computed:
             found.append(f"{sequence.request_id}: fewer slots than computed tokens")
     found += [f"{s.request_id} waits but holds blocks" for s in scheduler.waiting if s.table.blocks]
+    ranks = [scheduler.waiting.rank(sequence) for sequence in scheduler.running]
+    if ranks != sorted(ranks):
+        found.append("running sequences are out of rank")
     if len(scheduler.running) > scheduler.max_num_seqs:
         found.append(f"{len(scheduler.running)} sequences run, more than {scheduler.max_num_seqs}")
     if len(scheduler.waiting) != len(list(scheduler.waiting)):

@@ -140,3 +140,26 @@ def test_bad_configuration(folder: Path) -> None:
 @pytest.mark.parametrize("stop", ["END", ("END",), ["END"]])
 def test_one_stop_string_may_be_given_bare(stop: Any) -> None:
     assert tuple(SamplingParams(stop=stop).stop) == ("END",)
+
+
+def test_cache_salts_keep_prompts_apart(folder: Path) -> None:
+    llm = LLM(folder, dtype="float32", cpu_threads=1, num_blocks=64)
+    ids = list(range(3, 43))
+    cached = [
+        llm.generate({"prompt_token_ids": ids, **({"cache_salt": salt} if salt else {})}, GREEDY)[0].num_cached_tokens
+        for salt in ("a", "b", None, "a", None)
+    ]
+    assert cached == [0, 0, 0, 32, 32]
+    with pytest.raises(RequestError, match="cache_salt must be a text of 1 to 1024 characters, got 0"):
+        llm.generate({"prompt_token_ids": ids, "cache_salt": ""}, GREEDY)
+
+
+def test_priorities_need_their_policy(llm: LLM, folder: Path) -> None:
+    with pytest.raises(RequestError, match="no effect under the scheduler policy fcfs") as caught:
+        llm.generate("a", GREEDY, priority=[3])
+    assert caught.value.param == "priority"
+    urgent = LLM(folder, dtype="float32", cpu_threads=1, num_blocks=64, scheduler_policy="priority", max_num_seqs=1)
+    for answers, plain in zip(
+        urgent.generate(["a", "b"], GREEDY, priority=[1, -1]), llm.generate(["a", "b"], GREEDY), strict=True
+    ):
+        assert answers.outputs == plain.outputs

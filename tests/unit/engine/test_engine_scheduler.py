@@ -7,27 +7,7 @@ import pytest
 from quire.engine.scheduler import NO_TOKEN, Scheduler, StepPlan
 from quire.request import FinishReason, TokenDelta
 from quire_testing.fake_runner import VOCAB, FakeRunner, answer
-from quire_testing.scheduling import faults, make_scheduler, request
-
-
-def shape(plan: StepPlan) -> list[tuple[str, int, int]]:
-    return [(entry.sequence.request_id, entry.start, entry.num_tokens) for entry in plan.scheduled]
-
-
-def step(scheduler: Scheduler, runner: FakeRunner, now: float = 0.0) -> list[TokenDelta]:
-    plan = scheduler.schedule(now)
-    return scheduler.update(plan, runner.run(plan))
-
-
-def drain(scheduler: Scheduler, runner: FakeRunner, limit: int = 1000) -> dict[str, list[int]]:
-    got: dict[str, list[int]] = {}
-    for _ in range(limit):
-        if not scheduler.has_work:
-            return got
-        for delta in step(scheduler, runner):
-            got.setdefault(delta.request_id, []).extend(delta.token_ids)
-        assert faults(scheduler) == []
-    raise AssertionError(f"still at work after {limit} steps")
+from quire_testing.scheduling import drain, faults, make_scheduler, request, shape, step
 
 
 def test_decodes_come_first_and_prompts_fill_the_rest_of_the_budget() -> None:
@@ -95,6 +75,40 @@ def test_the_newest_is_preempted_and_loses_nothing() -> None:
     assert got == {name: answer(prompt, 15) for name, prompt in prompts.items()}
     resumed = {name for batch in runner.batches for name, start, count in batch if start + count > 8 and count > 1}
     assert resumed == {"new"}
+
+
+def test_a_prompt_leaves_a_token_to_each_sequence_behind_it() -> None:
+    """A long prompt that comes first in rank cannot stall those that decode behind it."""
+    scheduler, runner = make_scheduler(budget=8, policy="priority"), FakeRunner(64, 4)
+    for name in "ab":
+        scheduler.add(request(name, [1, 2], max_tokens=20, priority=5), seed=0)
+    step(scheduler, runner)
+    scheduler.add(request("long", [3] * 40, priority=0), seed=0)
+    step(scheduler, runner)
+    assert [sequence.request_id for sequence in scheduler.running] == ["long", "a", "b"]
+    for _ in range(4):
+        plan = scheduler.schedule(0.0)
+        assert [(name, count) for name, _, count in shape(plan)] == [("long", 6), ("a", 1), ("b", 1)]
+        scheduler.update(plan, runner.run(plan))
+
+
+def test_the_threshold_cuts_prompts_only_while_others_decode() -> None:
+    scheduler, runner = make_scheduler(budget=16, long_prefill_token_threshold=4), FakeRunner(64, 4)
+    scheduler.add(request("first", [1] * 20, max_tokens=30), seed=0)
+    assert shape(scheduler_step(scheduler, runner)) == [("first", 0, 16)]
+    assert shape(scheduler_step(scheduler, runner)) == [("first", 16, 4)]
+    for name in ("one", "two"):
+        scheduler.add(request(name, [ord(name[0]) % VOCAB] * 10), seed=0)
+    assert shape(scheduler_step(scheduler, runner)) == [("first", 20, 1), ("one", 0, 4), ("two", 0, 4)]
+    assert shape(scheduler_step(scheduler, runner)) == [("first", 21, 1), ("one", 4, 4), ("two", 4, 4)]
+    got = drain(scheduler, runner)
+    assert got["one"] == answer([ord("o") % VOCAB] * 10, 4)
+
+
+def scheduler_step(scheduler: Scheduler, runner: FakeRunner) -> StepPlan:
+    plan = scheduler.schedule(0.0)
+    scheduler.update(plan, runner.run(plan))
+    return plan
 
 
 def test_overload_ends_in_bounded_steps_and_the_oldest_is_never_preempted() -> None:

@@ -252,3 +252,11 @@ async def test_the_official_client(live: Live) -> None:
                 model="tiny", messages=[{"role": "user", "content": "hi"}], temperature=-1
             )
         assert bad.value.param == "temperature"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_priority_and_cache_salt_reach_the_engine(tmp_path: Path, stream: bool) -> None:
+    async with live_server(tmp_path, ScriptedEngine(lambda _: HELLO), scheduler_policy="priority") as live:
+        await live.chat(priority=-7, cache_salt="tenant", n=2, stream=stream)
+        await live.chat(stream=stream)
+    assert [(sent.priority, sent.cache_salt) for sent in live.engine.requests] == [(-7, "tenant")] * 2 + [(0, None)]
