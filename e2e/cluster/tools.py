@@ -3,15 +3,11 @@
 Each folder below `e2e/tools/` is a Go module that pins one project. Its programs go to
 `<cache>/tools/<name>-<hash>/bin`: built beside it, then renamed, so a folder that exists is complete. The hash covers
 the folder's files and the build flags below. Go's own caches stay where Go keeps them.
-
-`python -m cluster.tools` builds them all. It runs before the virtual environment exists, so this module imports, directly
-and indirectly, only the standard library.
 """
 
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.caches import cache_root, exclusive
-from cluster.errors import HarnessError, PrerequisiteError
+from cluster.errors import PrerequisiteError
 from cluster.progress import Progress
 from cluster.stream import stream
 
@@ -149,12 +145,3 @@ def _prune(tool: Tool, keep: Path) -> None:
     for other in keep.parent.glob(f"{tool.name}-*"):
         if other.is_dir() and other != keep and other.stat().st_mtime < horizon:
             shutil.rmtree(other)
-
-
-if __name__ == "__main__":
-    try:
-        ensure(Progress())
-    except HarnessError as error:
-        sys.exit(f"cluster: error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)

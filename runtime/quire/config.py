@@ -53,6 +53,12 @@ class EngineConfig(BaseModel):
     )
     tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer; default: the model's own")
     revision: str = Field("main", min_length=1, description="git revision of a hub model")
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        "auto", description="whose code computes the model; auto takes transformers where there is no native one"
+    )
+    trust_remote_code: bool = Field(
+        False, description="run Python code that comes with a model of no known architecture; read it before"
+    )
     device: Device = Field(
         "auto", description="where the model runs; auto takes CUDA where there is a GPU, else the CPU"
     )

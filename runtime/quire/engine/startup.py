@@ -60,7 +60,13 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         threads = config.cpu_threads or host.cpu_threads()
         torch.set_num_threads(threads)
         ops.set_num_threads(threads)
-        model = loader.inspect(resolve(config.model, revision=config.revision))
+        model = loader.inspect(
+            resolve(config.model, revision=config.revision, with_code=config.trust_remote_code),
+            implementation=config.model_impl,
+            trust_remote_code=config.trust_remote_code,
+        )
+        if model.notice:
+            _log.warning("%s", model.notice)
         description = model.description
         dtype = DTYPES[_dtype(config, device, description.checkpoint_dtype)]
         kv_dtype = dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
@@ -110,6 +116,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             "version": __version__,
             "device": device.type,
             "dtype": str(dtype).removeprefix("torch."),
+            "model_impl": model.implementation,
             "quantization": description.quantization,
             "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
             "block_size": str(config.block_size),

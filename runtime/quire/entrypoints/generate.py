@@ -29,7 +29,7 @@ def run(
     """Print the answer as it comes; raises QuireError. What is not the answer goes to standard error."""
     set_up_logging("warning")
     params = SamplingParams(stop=stop, **sampling)
-    files = resolve(config.model, revision=config.revision, say=_say)
+    files = resolve(config.model, revision=config.revision, with_code=config.trust_remote_code, say=_say)
     own = files if config.tokenizer is None else resolve(config.tokenizer, tokenizer_only=True, say=_say)
     tokenizer = load_tokenizer(own.path, name=files.name)
     token_ids = _encode(tokenizer, prompt, chat=chat, system=system)

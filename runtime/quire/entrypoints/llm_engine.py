@@ -22,7 +22,7 @@ from quire.text import Tokenizer, load_tokenizer
 
 def load_text(config: EngineConfig) -> Tokenizer:
     """The tokenizer a configuration asks for; raises ModelError."""
-    files = resolve(config.model, revision=config.revision)
+    files = resolve(config.model, revision=config.revision, with_code=config.trust_remote_code)
     path = files.path
     if config.tokenizer is not None:
         path = resolve(config.tokenizer, tokenizer_only=True).path

@@ -1,55 +1,94 @@
 """From files to a description, and from a description to a filled executor: the two halves of loading a model.
 
-Between them the engine plans memory, so `inspect` reads metadata only and `load` the weights.
+Between them the engine plans memory, so `inspect` reads metadata only and `load` the weights. Which executor a model gets is
+decided here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
 from quire.errors import ModelError
-from quire.models import registry, weights
+from quire.models import registry, transformers_backend, weights
 from quire.models.decoder import Decoder
 from quire.models.description import DecoderDescription, NameMap
-from quire.models.executor import Executor
+from quire.models.executor import Executor, ModelFacts
 from quire.models.gguf_file import GGUFFile
 from quire.models.metadata import Fields, read_json
 from quire.models.source import ModelFiles
 
+Implementation = Literal["auto", "native", "transformers"]
+
+
+class Inspected(Protocol):
+    """A model whose metadata has been read."""
+
+    @property
+    def description(self) -> ModelFacts: ...
+
+    @property
+    def implementation(self) -> str:
+        """Who computes: `native` or `transformers`."""
+        ...
+
+    @property
+    def notice(self) -> str:
+        """What is to be announced about that; empty where nothing is."""
+        ...
+
+    def load(self, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
+        """Read the weights. num_positions: length of the longest sequence. Raises ModelError naming file and tensor."""
+        ...
+
 
 @dataclass(frozen=True)
-class Inspected:
-    """A model whose metadata has been read. `gguf` is the open file where it is one."""
+class NativeModel:
+    """A model with a description. `gguf` is the open file where it is one."""
 
     files: ModelFiles
     description: DecoderDescription
     names: NameMap
     gguf: GGUFFile | None = None
+    implementation: str = "native"
+    notice: str = ""
+
+    def load(self, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
+        window = min((window for window in self.description.windows if window), default=num_positions)
+        if window < num_positions:
+            raise ModelError(f"sliding windows are not computed yet; --max-model-len {window} needs none")
+        decoder = Decoder(self.description, dtype, device)
+        if self.gguf is not None:
+            weights.load_gguf(self.gguf, self.description, self.names, decoder.targets())
+        else:
+            weights.load_safetensors(self.files.path, self.description, self.names, decoder.targets())
+        decoder.finish(num_positions)
+        return decoder
 
 
-def inspect(files: ModelFiles) -> Inspected:
-    """Read config.json or the GGUF header. Raises ModelError for what is damaged or not supported."""
-    return _inspect_gguf(files) if files.kind == "gguf" else _inspect_folder(files)
+def inspect(
+    files: ModelFiles, *, implementation: Implementation = "auto", trust_remote_code: bool = False
+) -> Inspected:
+    """Read config.json or the GGUF header. Raises ModelError for what is damaged or not supported.
+
+    implementation: auto takes the native one where there is one. trust_remote_code: code that comes with a model may run.
+    """
+    if files.kind == "gguf":
+        if implementation == "transformers":
+            raise ModelError(f"{files.path}: --model-impl transformers reads Hugging Face folders, not .gguf files")
+        return _inspect_gguf(files)
+    return _inspect_folder(files, implementation, trust_remote_code)
 
 
 def load(model: Inspected, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
-    """Read the weights. Raises ModelError naming file and tensor."""
-    window = min((window for window in model.description.windows if window), default=num_positions)
-    if window < num_positions:
-        raise ModelError(f"sliding windows are not computed yet; --max-model-len {window} needs none")
-    decoder = Decoder(model.description, dtype, device)
-    if model.gguf is not None:
-        weights.load_gguf(model.gguf, model.description, model.names, decoder.targets())
-    else:
-        weights.load_safetensors(model.files.path, model.description, model.names, decoder.targets())
-    decoder.finish(num_positions)
-    return decoder
+    """Read the weights; see `Inspected.load`."""
+    return model.load(dtype, device, num_positions)
 
 
-def _inspect_gguf(files: ModelFiles) -> Inspected:
+def _inspect_gguf(files: ModelFiles) -> NativeModel:
     file = GGUFFile(files.path)
     architecture = registry.find_gguf(files.path, file.metadata.get("general.architecture"))
     shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
@@ -59,21 +98,32 @@ def _inspect_gguf(files: ModelFiles) -> Inspected:
             raise ModelError(f"{files.path}: rope_freqs.weight must have type F32; convert the model again")
         factors = tuple(np.frombuffer(file.data(tensor), dtype="<f4").tolist())
     description = architecture.describe(Fields(file.metadata, files.path), shapes, factors)
-    return Inspected(files, _checked(files, description), architecture.names, file)
+    return NativeModel(files, _checked(files, description), architecture.names, file)
 
 
-def _inspect_folder(files: ModelFiles) -> Inspected:
+def _inspect_folder(files: ModelFiles, implementation: Implementation, trust_remote_code: bool) -> Inspected:
     config = read_json(files.path / "config.json")
     architecture = registry.find_hf(config)
     if config.values.get("quantization_config") is not None:
         raise ModelError(
             f"{config.path}: quantization_config is not supported; use the unquantised model or a .gguf file"
         )
+    if implementation == "native" and architecture is None:
+        raise registry.unknown_hf(config)
+    if implementation == "transformers" or architecture is None:
+        return transformers_backend.inspect(
+            files, config, _eos_token_ids(files, config), trust_remote_code=trust_remote_code
+        )
     description = architecture.describe(config)
+    description = replace(description, eos_token_ids=_eos_token_ids(files, config))
+    return NativeModel(files, _checked(files, description), architecture.names)
+
+
+def _eos_token_ids(files: ModelFiles, config: Fields) -> tuple[int, ...]:
+    """generation_config.json's where it names any, else config.json's."""
     generation = files.path / "generation_config.json"
-    if generation.is_file() and (eos := read_json(generation).token_ids("eos_token_id")):
-        description = replace(description, eos_token_ids=eos)
-    return Inspected(files, _checked(files, description), architecture.names)
+    own = read_json(generation).token_ids("eos_token_id") if generation.is_file() else ()
+    return own or config.token_ids("eos_token_id")
 
 
 def _checked(files: ModelFiles, d: DecoderDescription) -> DecoderDescription:

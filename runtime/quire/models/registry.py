@@ -54,19 +54,22 @@ GGUF: dict[str, GGUFArchitecture] = {
 _Architecture = TypeVar("_Architecture", HFArchitecture, GGUFArchitecture)
 
 
-def find_hf(config: Fields) -> HFArchitecture:
-    """The architecture of a config.json. Raises ModelError listing the known ones."""
-    named = config.values.get("architectures") or []
-    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    found = _find(names, HF, HFArchitecture)
-    if found is not None:
-        return found
-    if config.values.get("auto_map") is not None:
-        raise ModelError(
-            f"{config.path}: architectures {named!r} are code that came with the model (auto_map), and that is never run; "
-            f"supported: {', '.join(sorted(HF))}"
-        )
-    raise ModelError(f"{config.path}: architectures {named!r} is not supported; supported: {', '.join(sorted(HF))}")
+def find_hf(config: Fields) -> HFArchitecture | None:
+    """The architecture of a config.json; None where it is not native."""
+    return _find(names_in(config), HF, HFArchitecture)
+
+
+def names_in(config: Fields) -> list[str]:
+    """`architectures` of a config.json."""
+    named = config.values.get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
+def unknown_hf(config: Fields, reason: str = "") -> ModelError:
+    """What is said of a config.json that names nothing known; reason: why nothing else helped either."""
+    return ModelError(
+        f"{config.path}: architectures {names_in(config)!r} is not supported{reason}; supported: {', '.join(sorted(HF))}"
+    )
 
 
 def find_gguf(path: Path, name: object) -> GGUFArchitecture:

@@ -40,11 +40,13 @@ def resolve(
     *,
     revision: str = "main",
     tokenizer_only: bool = False,
+    with_code: bool = False,
     say: Callable[[str], None] = _log.info,
 ) -> ModelFiles:
     """Find a model's files, downloading them if they are named but not here.
 
-    revision: branch, tag or commit of a hub model. tokenizer_only: weights are not wanted. `say` gets progress lines.
+    revision: branch, tag or commit of a hub model. tokenizer_only: weights are not wanted. with_code: Python files that come
+    with a hub model are wanted too. `say` gets progress lines.
     Raises ModelError that names what was looked for and what would help.
     """
     if model in bundled.BUNDLED and not Path(model).exists():
@@ -52,12 +54,12 @@ def resolve(
     if model.startswith("file:"):
         return _local(_path_of_url(model), tokenizer_only)
     if model.startswith("hf://"):
-        return _hub(model.removeprefix("hf://"), revision, tokenizer_only, say)
+        return _hub(model.removeprefix("hf://"), revision, tokenizer_only, with_code, say)
     path = Path(model).expanduser()
     if path.exists() or model.startswith(("/", ".", "~")) or (model.endswith(".gguf") and model.count("/") != 2):
         return _local(path, tokenizer_only)
     if model.count("/") in (1, 2):
-        return _hub(model, revision, tokenizer_only, say)
+        return _hub(model, revision, tokenizer_only, with_code, say)
     raise ModelError(
         f"no model {model!r}: it is no file or folder here, no hub id (org/name), and no bundled name "
         f"({', '.join(sorted(bundled.BUNDLED))})"
@@ -90,17 +92,19 @@ def _local(path: Path, tokenizer_only: bool) -> ModelFiles:
     return ModelFiles("folder", path, path.resolve().name)
 
 
-def _hub(model: str, revision: str, tokenizer_only: bool, say: Callable[[str], None]) -> ModelFiles:
+def _hub(model: str, revision: str, tokenizer_only: bool, with_code: bool, say: Callable[[str], None]) -> ModelFiles:
     """A hub model: from the cache when complete there, else downloaded."""
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     org, name, *file = model.split("/")
     repo = f"{org}/{name}"
-    patterns = [file[0]] if file else [*_HUB_PATTERNS, *([] if tokenizer_only else ["*.safetensors"])]
+    patterns = _HUB_PATTERNS + ([] if tokenizer_only else ["*.safetensors"]) + (["*.py"] if with_code else [])
+    if file:
+        patterns = [file[0]]
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=True))
-        missing = _missing(folder, file, tokenizer_only)
+        missing = _missing(folder, file, tokenizer_only, with_code)
     except LocalEntryNotFoundError:
         folder, missing = Path(), "nothing of it is in the local cache"
     except HFValidationError as exc:
@@ -117,7 +121,7 @@ def _hub(model: str, revision: str, tokenizer_only: bool, say: Callable[[str], N
                 f"cannot download {model} (revision {revision}) from {constants.ENDPOINT}: {_first_line(exc)}; check the name, "
                 "the network, HF_ENDPOINT, and HF_TOKEN for gated models"
             ) from exc
-        missing = _missing(folder, file, tokenizer_only)
+        missing = _missing(folder, file, tokenizer_only, with_code)
         if missing:
             raise ModelError(f"{model} (revision {revision}) on {constants.ENDPOINT} cannot be served: {missing}")
     if file:
@@ -125,7 +129,7 @@ def _hub(model: str, revision: str, tokenizer_only: bool, say: Callable[[str], N
     return ModelFiles("folder", folder, model)
 
 
-def _missing(folder: Path, file: list[str], tokenizer_only: bool) -> str:
+def _missing(folder: Path, file: list[str], tokenizer_only: bool, with_code: bool) -> str:
     """What a snapshot lacks, in words; empty where it is complete."""
     if file:
         return "" if (folder / file[0]).is_file() else f"it has no file {file[0]}"
@@ -133,6 +137,8 @@ def _missing(folder: Path, file: list[str], tokenizer_only: bool) -> str:
         return "" if (folder / "tokenizer.json").is_file() else "it has no tokenizer.json"
     if not (folder / "config.json").is_file():
         return "it has no config.json"
+    if with_code and (code := _missing_code(folder / "config.json")):
+        return f"its code is not there ({code})"
     if (folder / WEIGHTS_FILE).is_file():
         return ""
     index = folder / WEIGHTS_INDEX
@@ -144,6 +150,19 @@ def _missing(folder: Path, file: list[str], tokenizer_only: bool) -> str:
         return f"its {WEIGHTS_INDEX} is damaged"
     absent = sorted(shard for shard in shards if not (folder / shard).is_file())
     return f"{len(absent)} of {len(shards)} weight files are not there, as {absent[0]}" if absent else ""
+
+
+def _missing_code(config: Path) -> str:
+    """A Python file that `auto_map` of config.json names and that is absent; empty where there is none.
+
+    Code is written `file.Class`, or `org/name--file.Class` where it is in another repository, which is not ours to look at.
+    """
+    try:
+        references = json.loads(config.read_text())["auto_map"].values()
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return ""  # none is named, or the file is damaged, which is said where it is read
+    names = [f"{ref.split('.')[0]}.py" for ref in references if isinstance(ref, str) and "--" not in ref]
+    return next((name for name in names if not (config.parent / name).is_file()), "")
 
 
 def _first_line(exc: BaseException) -> str:

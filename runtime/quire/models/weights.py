@@ -155,11 +155,16 @@ def _check_shape(place: Path, name: str, shape: tuple[int, ...], expected: tuple
         )
 
 
-def _fill(place: Path, name: str, values: Tensor, target: Tensor) -> None:
-    target.copy_(values)
-    low, high = torch.aminmax(target)  # one pass without a copy; a NaN anywhere is in both
+def check_finite(place: Path, name: str, values: Tensor) -> None:
+    """Raises ModelError where a number is not finite."""
+    low, high = torch.aminmax(values)  # one pass without a copy; a NaN anywhere is in both
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         raise ModelError(
-            f"{place}: tensor {name} holds numbers that are not finite as {target.dtype}; the file is damaged, or needs "
+            f"{place}: tensor {name} holds numbers that are not finite as {values.dtype}; the file is damaged, or needs "
             "--dtype bfloat16 or float32"
         )
+
+
+def _fill(place: Path, name: str, values: Tensor, target: Tensor) -> None:
+    target.copy_(values)
+    check_finite(place, name, target)

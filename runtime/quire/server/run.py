@@ -118,7 +118,13 @@ class _Process:
         try:
             async with deadline:
                 frontend.stage = "finding the model"
-                files = await asyncio.to_thread(resolve, config.model, revision=config.revision, say=self._say)
+                files = await asyncio.to_thread(
+                    resolve,
+                    config.model,
+                    revision=config.revision,
+                    with_code=config.trust_remote_code,
+                    say=self._say,
+                )
                 frontend.named(files.name)
                 frontend.stage = "starting the engine"
                 began = time.monotonic()
@@ -151,7 +157,7 @@ class _Process:
         config = self._config
         path = files.path
         if config.tokenizer is not None:
-            path = resolve(config.tokenizer, revision=config.revision, tokenizer_only=True, say=self._say).path
+            path = resolve(config.tokenizer, tokenizer_only=True, say=self._say).path
         return load_tokenizer(path, chat_template=config.chat_template, name=self._frontend.names[0])
 
     def _announce(self, engine: Engine) -> None:

@@ -48,10 +48,14 @@ FAMILIES: dict[str, Family] = {
 
 
 def make(name: str, **changes: Any) -> Any:
+    """A native family's random model; see `build`."""
+    return build(FAMILIES[name], **changes)
+
+
+def build(family: Family, **changes: Any) -> Any:
     """The family's random model in float32; always the same for the same changes."""
     torch.set_num_threads(1)  # threads that wait for each other are slower than one on a tiny model
     torch.manual_seed(11)
-    family = FAMILIES[name]
     config_class: Callable[..., Any] = getattr(transformers, family.config)
     config = config_class(**(SIZES | family.changes | changes))
     config._attn_implementation = "eager"
@@ -60,8 +64,8 @@ def make(name: str, **changes: Any) -> Any:
     for parameter, weight in model.named_parameters():
         if parameter.endswith("bias"):
             torch.nn.init.normal_(weight, std=0.2)
-        elif "norm" in parameter:
-            torch.nn.init.normal_(weight, mean=0.0 if "gemma" in name else 1.0, std=0.2)
+        elif weight.dim() == 1:
+            torch.nn.init.normal_(weight, mean=0.0 if family.config.startswith("Gemma") else 1.0, std=0.2)
     model.generation_config.pad_token_id = 0
     return model
 

@@ -88,19 +88,6 @@ def test_a_tools_version_is_the_one_its_module_pins(tool: tools.Tool) -> None:
     assert all(f'"{package}"' in code or package == f"quire.dev/e2e/tools/{tool.name}" for package in tool.packages)
 
 
-def test_tools_are_built_without_a_single_package_installed(tmp_path: Path) -> None:
-    environment = {
-        "PYTHONPATH": str(tools.SOURCES.parent),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "QUIRE_CACHE_DIR": str(tmp_path),
-        "PATH": "/nowhere",
-    }
-    command = [sys.executable, "-S", "-W", "error", "-m", "cluster.tools"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("cluster: error: the Go toolchain was not found") and done.stderr.count("\n") == 1
-
-
 OWN = Path("/var/lib/quire-cluster/run/admin.conf")
 
 

@@ -220,12 +220,13 @@ def test_tensors_that_carry_nothing_are_ignored(whole: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act must be one of silu, "),
         (
             {"architectures": ["MambaForCausalLM"]},
-            "architectures ['MambaForCausalLM'] is not supported; supported: LlamaForCausalLM, Mistral",
+            "its model_type 'llama' means LlamaForCausalLM; config.json contradicts itself",
         ),
+        ({"architectures": ["Unheard"]}, "architectures ['Unheard'] is not supported, and no decoder-only model of"),
         ({"architectures": None}, "architectures [] is not supported"),
         (
             {"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}},
-            "architectures ['OwnForCausalLM'] are code that came with the model (auto_map), and that is never run; supported: ",
+            "OwnForCausalLM brings its own code (modeling_own.OwnForCausalLM), which is not run; read it, then start with",
         ),
         ({"num_key_value_heads": 4}, "6 attention heads are no multiple of 4 key/value heads"),
         (

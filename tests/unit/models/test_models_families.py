@@ -2,68 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from quire.models.executor import Batch, allocate_kv_pool
-from quire.models.loader import inspect, load
+from quire.models.loader import inspect
 from quire.models.source import resolve
 from quire.request import SamplingParams
 from quire_testing.cores import generate, make_core
+from quire_testing.fidelity import BLOCK_SIZE, our_logits, prompts_for
 from quire_testing.tiny_llama import greedy
-from quire_testing.tiny_models import FAMILIES, VOCAB, make, reference_logits, save
+from quire_testing.tiny_models import FAMILIES, make, reference_logits, save
 
-CPU = torch.device("cpu")
-BLOCK_SIZE = 8
 NUM_TOKENS = 64
-
-
-def prompts_for(count: int, seed: int = 5) -> list[list[int]]:
-    """Prompts of many lengths, half of them with a common beginning."""
-    rng = random.Random(seed)
-    shared = [rng.randrange(3, VOCAB) for _ in range(37)]
-    return [
-        (shared if index % 2 else []) + [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 60))]
-        for index in range(count)
-    ]
-
-
-def our_logits(folder: Path, sequences: list[list[int]], chunk: int, num_positions: int = 512) -> list[torch.Tensor]:
-    """Logits at every position, all sequences side by side in steps of `chunk` tokens each."""
-    model = inspect(resolve(str(folder)))
-    decoder = load(model, torch.float32, CPU, num_positions)
-    columns = -(-max(map(len, sequences)) // BLOCK_SIZE)
-    tables = torch.randperm(columns * len(sequences), generator=torch.Generator().manual_seed(0))
-    tables = tables.int().view(len(sequences), columns)
-    pool = allocate_kv_pool(model.description, tables.numel(), BLOCK_SIZE, torch.float32, CPU)
-    for cache in (*pool.keys, *pool.values):
-        cache.fill_(float("nan"))
-    results: list[list[torch.Tensor]] = [[] for _ in sequences]
-    for start in range(0, max(map(len, sequences)), chunk):
-        spans = [range(start, min(start + chunk, len(s))) for s in sequences]
-        ends = [max(span.stop, span.start) if span else len(s) for span, s in zip(spans, sequences, strict=True)]
-        positions = torch.tensor([p for span in spans for p in span])
-        rows = torch.tensor([i for i, span in enumerate(spans) for _ in span])
-        hidden = decoder.forward(
-            Batch(
-                token_ids=torch.tensor([s[p] for s, span in zip(sequences, spans, strict=True) for p in span]),
-                positions=positions,
-                slot_mapping=tables[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE,
-                block_tables=tables,
-                query_start=torch.tensor([0, *map(len, spans)]).cumsum(0).int(),
-                context_lens=torch.tensor(ends, dtype=torch.int32),
-                logit_rows=torch.arange(len(positions)),
-            ),
-            pool,
-        )
-        logits = decoder.logits(hidden)
-        for result, part in zip(results, logits.split([len(span) for span in spans]), strict=True):
-            result.append(part)
-    return [torch.cat(parts) for parts in results]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -1,0 +1,157 @@
+"""Models that are not native: transformers computes them, with its attention replaced by paged attention.
+
+transformers is optional (`quire[transformers]`) and imported when the first such model is met. A model is examined
+(`transformers_examine`), which gives the facts the engine plans with; what paged attention cannot do is refused before weights
+are read. After they are, a short text is compared with transformers' own attention (`transformers_check`): a model whose
+state is not only keys and values cannot pass unnoticed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.errors import ModelError
+from quire.models import registry, weights
+from quire.models.executor import Executor
+from quire.models.metadata import Fields
+from quire.models.source import ModelFiles
+from quire.models.transformers_check import compare, plain_logits
+from quire.models.transformers_examine import (
+    NAME,
+    Examined,
+    Subject,
+    examine,
+    load_library,
+    prepare,
+    quiet,
+    read_settings,
+    sentence,
+)
+from quire.models.transformers_executor import TransformersExecutor
+
+
+@dataclass(frozen=True)
+class TransformersFacts:
+    """See `executor.ModelFacts`; `weights` and `activations` count numbers."""
+
+    architecture: str
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    checkpoint_dtype: str
+    weights: int
+    activations: int
+    quantization: str = "none"
+
+    def num_weights(self) -> int:
+        return self.weights
+
+    def activations_per_token(self) -> int:
+        return self.activations
+
+    def kv_elements_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size
+
+
+@dataclass(frozen=True)
+class TransformersModel:
+    """A model that can be served. settings: transformers' configuration of it."""
+
+    subject: Subject
+    description: TransformersFacts
+    found: Examined
+    settings: Any
+    implementation: str = "transformers"
+
+    @property
+    def notice(self) -> str:
+        version = self.subject.transformers.__version__
+        return f"{self.subject.architecture}: computed by transformers {version} with paged attention, not natively"
+
+    def load(self, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
+        """Read the weights strictly, and compare a short text with transformers' own attention."""
+        folder = self.subject.folder
+        with quiet(self.subject.transformers):
+            model = self._read(dtype).to(device)
+            prepare(model)
+            for name, parameter in model.named_parameters():
+                weights.check_finite(folder, name, parameter.detach())
+            expected = plain_logits(model, folder, self.description.vocab_size, num_positions)
+            executor = TransformersExecutor(model, self.found.layers, self.found.body, dtype, device)
+            compare(executor, self.description, folder, expected)
+        return executor
+
+    def _read(self, dtype: torch.dtype) -> Any:
+        folder = self.subject.folder
+        try:
+            model, report = self.subject.transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=self.settings,
+                dtype=dtype,
+                attn_implementation=NAME,
+                trust_remote_code=self.subject.trust_remote_code,
+                local_files_only=True,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                output_loading_info=True,
+            )
+        except Exception as exc:  # whatever a model's files and code raise, it is the model that fails
+            raise ModelError(
+                f"{folder}: transformers cannot load {self.subject.architecture} ({sentence(exc)}); download it again"
+            ) from exc
+        for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "holds"), ("mismatched_keys", "misshapes")):
+            if names := sorted(map(str, report.get(kind) or ())):
+                also = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                raise ModelError(
+                    f"{folder} {what} tensor {names[0]}{also}; the download is incomplete, or weights and configuration do "
+                    "not belong together"
+                )
+        return model
+
+
+def inspect(
+    files: ModelFiles, config: Fields, eos_token_ids: tuple[int, ...], *, trust_remote_code: bool
+) -> TransformersModel:
+    """Examine a model. config: its config.json. Raises ModelError with one sentence where it cannot be served this way."""
+    architecture = next(iter(registry.names_in(config)), "")
+    transformers = load_library(files.path, architecture or "a model of no known architecture")
+    known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    own_code = (config.section("auto_map") or Fields({}, config.path)).values.get("AutoModelForCausalLM")
+    if architecture not in known and own_code is None:
+        version = transformers.__version__
+        raise registry.unknown_hf(config, f", and no decoder-only model of transformers {version} is called so")
+    if architecture not in known and not trust_remote_code:
+        raise ModelError(
+            f"{config.path}: {architecture} brings its own code ({own_code}), which is not run; read it, then start with "
+            "--trust-remote-code if you trust it"
+        )
+    subject = Subject(files.path, architecture, transformers, trust_remote_code)
+    with quiet(transformers):
+        settings = read_settings(subject)
+        found = examine(subject, settings)
+    length = getattr(settings.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(length, int):
+        raise subject.cannot("it does not say how many positions it was made for (max_position_embeddings)")
+    for layer in found.layers:
+        if layer.softcap or (layer.window is not None and layer.window < length):
+            kind = "caps its scores" if layer.softcap else "has a sliding window"
+            raise subject.cannot(f"{layer.module} {kind}, which paged attention does not do yet")
+    facts = TransformersFacts(
+        architecture=architecture,
+        num_layers=len(found.layers),
+        num_kv_heads=found.layers[0].num_kv_heads,
+        head_size=found.layers[0].head_size,
+        vocab_size=found.vocab_size,
+        max_model_len=length,
+        eos_token_ids=eos_token_ids,
+        checkpoint_dtype=str(config.values.get("dtype") or config.values.get("torch_dtype") or "float32"),
+        weights=found.num_weights,
+        activations=found.activations,
+    )
+    return TransformersModel(subject, facts, found, settings)
