@@ -1,17 +1,24 @@
-"""Run a long program with its output in a log, its current step in the progress lines, and a deadline that ends its whole group.
+"""Run a long program with its output in a log, its current step in the progress lines, and a deadline.
 
-The program also ends when this process does, however that ends.
+At the deadline, after a failure, and when this process ends, however it ends, everything that the program started ends
+with it (see `cluster.keeper`), so that nothing writes any more where the next run works.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cluster import keeper
 from cluster.errors import CommandError, DeadlineError
 from cluster.progress import Progress
 from cluster.run import log_tail
+
+KEEPER = (sys.executable, "-I", "-S", keeper.__file__)
+END_DEADLINE_S = 30.0
 
 
 def last_line(lines: Sequence[str]) -> str:
@@ -45,7 +52,7 @@ def stream(
 
     with progress.step(title, current), log.open("wb") as output:
         child = subprocess.Popen(
-            ["setpriv", "--pdeathsig=KILL", *argv],
+            [*KEEPER, str(os.getpid()), *argv],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -60,11 +67,21 @@ def stream(
                 f"{title} did not end within {deadline_s:.0f} s; it was at: {current() or '?'}; its log is {log}"
             ) from error
         finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+            _end(child)
         if status:
             raise CommandError(
                 f"{title}: {argv[0]} failed with exit status {status}; its log {log} ends:\n{log_tail(log, 40)}"
             )
     return log.read_text(errors="replace")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """The keeper ends what is below it; it is killed itself only where something below cannot be ended."""
+    if child.poll() is not None:
+        return
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(END_DEADLINE_S)
+        return
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,13 +20,14 @@ from images.prune import KEEP, prune
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    default = Wanted.of_environment()
     top = argparse.ArgumentParser(
         prog="python -m images", description="Build Quire's container images, once per content."
     )
     top.add_argument(
         "--engine",
         metavar="NAME",
-        default=os.environ.get("QUIRE_IMAGE_ENGINE") or None,
+        default=default.engine,
         help="docker, podman or buildah (default: $QUIRE_IMAGE_ENGINE, else the first that works here)",
     )
     commands = top.add_subparsers(dest="command", required=True)
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     make.add_argument(
         "--base",
         metavar="IMAGE",
-        default=os.environ.get("QUIRE_IMAGE_BASE") or None,
+        default=default.base,
         help="build on this image, or on one by `debootstrap` (default: $QUIRE_IMAGE_BASE, else a public Debian where it can be pulled)",
     )
     make.add_argument("--fresh", action="store_true", help="build even if nothing changed, with the newest packages")

@@ -189,5 +189,3 @@ def _trim(root: Path) -> None:
     for path in (root / "usr/share/doc").rglob("*"):
         if path.name != "copyright" and not path.is_dir():
             path.unlink()
-    for path in root.rglob("__pycache__"):
-        shutil.rmtree(path)

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import prerequisites
@@ -44,21 +44,30 @@ class Wanted:
     base: str | None = None
     fresh: bool = False
 
+    @classmethod
+    def of_environment(cls) -> "Wanted":
+        """What QUIRE_IMAGE_ENGINE and QUIRE_IMAGE_BASE choose; the command line's defaults."""
+        return cls(os.environ.get("QUIRE_IMAGE_ENGINE") or None, os.environ.get("QUIRE_IMAGE_BASE") or None)
+
 
 def build(names: Sequence[str], wanted: Wanted, progress: Progress) -> list[Built]:
     """Build the named images unless their archives exist, in the order given."""
     layout = Layout.of_user()
     layout.records.mkdir(parents=True, exist_ok=True)
     engine = choose(layout, wanted.engine, lambda: _install(progress))
-    builder = Builder(layout, engine, *_choose_base(engine, wanted, progress), host_pip(), wanted.fresh, progress)
-    known = [builder.reuse(name, dockerfile(name)) for name in names]
-    if all(known):
-        return [image for image in known if image]
+    builder = Builder(layout, engine, *_base_at_hand(engine, wanted), host_pip(), wanted.fresh, progress)
+    if known := builder.reuse_all(names):
+        return known
+    if _pull_base(engine, wanted, progress):
+        base_ref, base_identity = _base_at_hand(engine, wanted)
+        builder = replace(builder, base_ref=base_ref, base_identity=base_identity)
+        if known := builder.reuse_all(names):
+            return known
     with exclusive(layout.lock, progress, "the image builds"):
         try:
             builder.clear()
             built = [builder.build(name) for name in names]
-            prune(layout, engine)
+            _tidy(layout, engine, progress)
             return built
         finally:
             builder.clear()
@@ -92,26 +101,44 @@ def _install(progress: Progress) -> None:
     prerequisites.ensure(prerequisites.IMAGES, progress)
 
 
-def _choose_base(engine: Engine, wanted: Wanted, progress: Progress) -> tuple[str, str]:
-    """Reference and identity. An explicit base never falls back; otherwise a public one is tried where the engine pulls."""
-    if wanted.base not in {None, "debootstrap"}:
-        assert wanted.base is not None
-        if engine.image_id(wanted.base) is None:
-            with progress.step(f"pull {wanted.base}"):
-                engine.pull(wanted.base)
-        return wanted.base, engine.image_id(wanted.base) or wanted.base
-    if wanted.base is None and engine.pulls_base:
-        known = engine.image_id(debian.REGISTRY_BASE)
-        if known is None:
-            try:
-                with progress.step(f"pull {debian.REGISTRY_BASE}"):
-                    engine.pull(debian.REGISTRY_BASE)
-                known = engine.image_id(debian.REGISTRY_BASE)
-            except HarnessError as error:
-                progress.say(f"no base image from a registry, so one is made by debootstrap:\n{error}")
-        if known is not None:
-            return debian.REGISTRY_BASE, known
+def _tidy(layout: Layout, engine: Engine, progress: Progress) -> None:
+    """Prune as far as it goes: what is built is built, also where an old image is in use and cannot be removed."""
+    try:
+        prune(layout, engine)
+    except (HarnessError, OSError, ValueError) as error:
+        progress.say(f"old images could not be pruned:\n{error}")
+
+
+def _registry_base(engine: Engine, wanted: Wanted) -> str | None:
+    """The image of a registry to build on; None where it is to be made by debootstrap."""
+    if wanted.base is None:
+        return debian.REGISTRY_BASE if engine.pulls_base else None
+    return None if wanted.base == "debootstrap" else wanted.base
+
+
+def _base_at_hand(engine: Engine, wanted: Wanted) -> tuple[str, str]:
+    """Reference and identity of the base to build on with what is on this machine. An explicit one never falls back."""
+    ref = _registry_base(engine, wanted)
+    known = engine.image_id(ref) if ref is not None else None
+    if ref is not None and (known is not None or wanted.base is not None):
+        return ref, known or ref
     return debian.reference(), debian.identity()
+
+
+def _pull_base(engine: Engine, wanted: Wanted, progress: Progress) -> bool:
+    """Fetch the base that is not on this machine; whether that was done. A failure counts where the base is an explicit choice."""
+    ref = _registry_base(engine, wanted)
+    if ref is None or engine.image_id(ref) is not None:
+        return False
+    try:
+        with progress.step(f"pull {ref}"):
+            engine.pull(ref)
+    except HarnessError as error:
+        if wanted.base is not None:
+            raise
+        progress.say(f"no base image from a registry, so one is made by debootstrap:\n{error}")
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -140,6 +167,11 @@ class Builder:
         os.utime(archive)  # used now: `prune` goes by this
         self.progress.say(f"{short_ref(name, tag)} is built already")
         return Built(name, short_ref(name, tag), archive, built_now=False)
+
+    def reuse_all(self, names: Sequence[str]) -> list[Built]:
+        """All of them, or none."""
+        known = [self.reuse(name, dockerfile(name)) for name in names]
+        return [image for image in known if image] if all(known) else []
 
     def clear(self) -> None:
         """Remove what a build left that failed or was killed: containers with their mounts, and files. The lock is ours."""

@@ -3,18 +3,22 @@
 The file knows nothing of engines, so a size or a leak is checked on exactly what the cluster loads.
 """
 
+import gzip
 import json
 import tarfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from cluster.errors import UsageError
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+"""How compressed layers begin. Docker's containerd store saves them as they were pulled or built."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def read(archive: Path) -> Contents:
 
 
 def chunks(archive: Path, size: int = 1 << 20) -> Iterator[bytes]:
-    """The configuration and every layer as bytes, each piece with the end of the one before, so that no match is cut."""
+    """The configuration and every layer as plain bytes, each piece with the end of the one before, so that no match is cut."""
     overlap = 4096
     with _opened(archive) as tar:
         manifest = _manifest(tar, archive)
@@ -80,10 +84,18 @@ def chunks(archive: Path, size: int = 1 << 20) -> Iterator[bytes]:
         yield _bytes(tar, manifest["Config"])
         for name in manifest["Layers"]:
             before = b""
-            with _file(tar, name) as file:
+            with _layer(tar, name) as file:
                 while piece := file.read(size):
                     yield before + piece
                     before = piece[-overlap:]
+
+
+def layers(archive: Path) -> Iterator[IO[bytes]]:
+    """Every layer, bottom to top, as a plain tar to read before the next."""
+    with _opened(archive) as tar:
+        for name in _manifest(tar, archive)["Layers"]:
+            with _layer(tar, name) as file:
+                yield file
 
 
 @contextmanager
@@ -91,7 +103,7 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(archive, "r:") as tar:
             yield tar
-    except (OSError, tarfile.TarError, KeyError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError, KeyError, ValueError) as error:
         raise UsageError(f"image archive {archive} cannot be read: {error}; delete it and build again") from error
 
 
@@ -103,11 +115,26 @@ def _manifest(tar: tarfile.TarFile, archive: Path) -> dict[str, Any]:
 
 
 def _entries(tar: tarfile.TarFile, layer: str) -> Iterator[Entry]:
-    with _file(tar, layer) as file, tarfile.open(fileobj=file, mode="r:*") as inner:
+    with _layer(tar, layer) as file, tarfile.open(fileobj=file, mode="r:") as inner:
         for member in inner:
             path = member.name.removeprefix("./").strip("/")
             if path and path != ".":
                 yield Entry(path, member.size if member.isreg() else 0, member.mode, member.uid, not member.isdir())
+
+
+@contextmanager
+def _layer(tar: tarfile.TarFile, name: str) -> Iterator[IO[bytes]]:
+    """A layer's own tar, decompressed where it is compressed."""
+    with _file(tar, name) as file:
+        start = file.read(4)
+        file.seek(0)
+        if start == ZSTD:
+            raise ValueError(f"its layer {name} is compressed with zstd")
+        if start.startswith(GZIP):
+            with gzip.open(file) as plain:
+                yield cast(IO[bytes], plain)
+        else:
+            yield file
 
 
 def _file(tar: tarfile.TarFile, name: str) -> IO[bytes]:

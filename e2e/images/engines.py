@@ -175,8 +175,18 @@ class Docker(CommandLine):
     """The daemon's own builder through buildx, which knows named contexts and secrets."""
 
     def __init__(self, layout: Layout) -> None:
-        command = ("buildx", "build", "--load", "--progress=plain")
-        super().__init__(layout, "docker", pulls_base=True, build_command=command)
+        super().__init__(
+            layout,
+            "docker",
+            pulls_base=True,
+            build_command=("buildx", "build", "--load", "--progress=plain"),
+            extra_environment=(
+                # A builder in a container, which the user may have chosen, cannot see the images of the daemon.
+                ("BUILDX_BUILDER", "default"),
+                # One image and no index of it and its provenance. The flag --provenance=false fails before buildx 0.10.
+                ("BUILDX_NO_DEFAULT_ATTESTATIONS", "1"),
+            ),
+        )
 
     def works(self) -> bool:
         return self.succeeds("version", "--format", "{{.Server.Version}}") and self.succeeds("buildx", "version")

@@ -149,12 +149,16 @@ def debian_sources(suite: str) -> tuple[str, ...]:
 
 
 def sources_for(listing: str, codename: str, suite: str) -> tuple[str, ...]:
-    """`apt-get indextargets` lines -> source lines of the same mirrors for another suite, Debian's own suites only."""
+    """`apt-get indextargets` lines -> source lines of the same mirrors for another suite, Debian's own suites only.
+
+    Left out: discs, folders and mirror lists of the host (cdrom:, file:, mirror+file:), which a build cannot see.
+    """
     lines: dict[str, None] = {}
     for line in listing.splitlines():
-        uri, release, component = line.split(" ")
+        uri, release, component = line.rsplit(" ", 2)  # the name of a disc holds spaces
         pocket = release.removeprefix(codename)
-        if release.startswith(codename) and pocket in {"", "-updates", "-security"} and component == "main":
+        own = release.startswith(codename) and pocket in {"", "-updates", "-security"} and component == "main"
+        if own and uri.startswith(("http://", "https://")):
             lines[f"deb {uri} {suite}{pocket} main"] = None
     return tuple(lines)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cluster.caches import exclusive
 from cluster.progress import Progress
 from images import base as debian
 from images.build import Built, Wanted, build
-from images.contents import Contents, chunks, read
+from images.contents import Contents, chunks, layers, read
 from images.engines import BuildRequest, choose
 from images.host import host_pip, read_host
 from images.layout import IMAGES, Layout
@@ -28,7 +27,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a read-only root,
 @pytest.fixture(scope="module")
 def built() -> dict[str, Built]:
     """Both images of this tree; nothing is built where the archives are there."""
-    return {image.name: image for image in build(IMAGES, Wanted(), Progress())}
+    return {image.name: image for image in build(IMAGES, Wanted.of_environment(), Progress())}
 
 
 @pytest.fixture(scope="module")
@@ -68,23 +67,18 @@ def read_config(archive: Path) -> dict[str, list[str]]:
 def unpack(archive: Path, folder: Path) -> Path:
     """The root file system of an archive."""
     folder.chmod(0o755)
-    with tarfile.open(archive) as tar:
-        manifest = tar.extractfile("manifest.json")
-        assert manifest is not None
-        for layer in json.load(manifest)[0]["Layers"]:
-            stream = tar.extractfile(layer)
-            assert stream is not None
-            with subprocess.Popen(
-                ["tar", "--extract", "--numeric-owner", "--same-permissions", "--directory", str(folder)],
-                stdin=subprocess.PIPE,
-            ) as child:
-                assert child.stdin is not None
-                shutil.copyfileobj(stream, child.stdin, 1 << 20)
-            assert child.returncode == 0
-            for mark in folder.rglob(".wh.*"):
-                hidden = mark.with_name(mark.name.removeprefix(".wh."))
-                shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink(missing_ok=True)
-                mark.unlink()
+    for layer in layers(archive):
+        with subprocess.Popen(
+            ["tar", "--extract", "--numeric-owner", "--same-permissions", "--directory", str(folder)],
+            stdin=subprocess.PIPE,
+        ) as child:
+            assert child.stdin is not None
+            shutil.copyfileobj(layer, child.stdin, 1 << 20)
+        assert child.returncode == 0
+        for mark in folder.rglob(".wh.*"):
+            hidden = mark.with_name(mark.name.removeprefix(".wh."))
+            shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink(missing_ok=True)
+            mark.unlink()
     return folder
 
 
@@ -176,8 +170,10 @@ def test_nothing_of_the_host_is_in_a_layer(built: dict[str, Built], name: str) -
 @as_root
 def test_secrets_of_a_build_are_seen_by_it_and_stay_in_no_layer(tmp_path: Path) -> None:
     layout = Layout.of_user()
-    engine = choose(layout, None, lambda: pytest.fail("images are built already, so an engine is here"))
-    reference = debian.reference() if engine.image_id(debian.reference()) else debian.REGISTRY_BASE
+    wanted = Wanted.of_environment()
+    engine = choose(layout, wanted.engine, lambda: pytest.fail("images are built already, so an engine is here"))
+    bases = (wanted.base, debian.reference(), debian.REGISTRY_BASE)
+    reference = next(ref for ref in bases if ref and engine.image_id(ref))
     canary = "canary-of-the-image-tests"
     secrets = {name: tmp_path / name for name in SECRET_IDS}
     for name, path in secrets.items():
@@ -193,14 +189,15 @@ def test_secrets_of_a_build_are_seen_by_it_and_stay_in_no_layer(tmp_path: Path) 
         f" && ls /run/wheels | wc -l >> /seen\n"
     )
     ref = "localhost/quire/canary:1"
-    layout.scratch.mkdir(parents=True, exist_ok=True)
     request = BuildRequest(
         context / "Dockerfile", ref, {"BASE": reference}, secrets, tmp_path / "wheels", True, tmp_path / "log"
     )
     archive = tmp_path / "canary.tar"
-    engine.build(request, Progress())
-    engine.export(ref, archive, Progress(), tmp_path / "export.log")
-    engine.remove(ref)
+    with exclusive(layout.lock, Progress(), "the image builds"):
+        layout.scratch.mkdir(parents=True, exist_ok=True)
+        engine.build(request, Progress())
+        engine.export(ref, archive, Progress(), tmp_path / "export.log")
+        engine.remove(ref)
     pieces = list(chunks(archive))
     assert any(f"{2 * len(SECRET_IDS)}\n1\n".encode() in piece for piece in pieces)  # the build saw them all
     assert not any(canary.encode() in piece for piece in pieces)

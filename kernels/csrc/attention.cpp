@@ -74,6 +74,8 @@ float* scratch(int64_t floats) {
   thread_local int64_t size = 0;
   if (floats > size) {
     floats = (floats + 15) / 16 * 16;
+    size = 0;
+    memory.reset();
     memory.reset(static_cast<float*>(std::aligned_alloc(64, size_t(floats) * sizeof(float))));
     if (!memory) throw std::bad_alloc();
     std::fill_n(memory.get(), floats, 0.0f);

@@ -140,7 +140,8 @@ struct RowFunctions {
   static_assert(sizeof dot / sizeof dot[0] == kRows);
 };
 
-// Online soft-max of one row over its n valid scores: they become weights, the row's state and alpha are updated.
+// Online soft-max of one row over its n valid scores: they become weights, the row's state and alpha are updated. A score
+// that is NaN or +infinity makes row_sum NaN, for good, and with it the result; -infinity is a weight of 0.
 QUIRE_INLINE void soft_max_row(float* scores, int n, float& row_max, float& row_sum, float& alpha) {
   const F minus_infinity = splat(-__builtin_inff());
   const I lanes = lane_numbers();
@@ -152,13 +153,14 @@ QUIRE_INLINE void soft_max_row(float* scores, int n, float& row_max, float& row_
   }
   const float tile_max = maximum(high);
   const float new_max = tile_max > row_max ? tile_max : row_max;
+  const float origin = new_max > -__builtin_inff() ? new_max : 0.0f;  // of infinities no difference is taken
   F total = {};
   for (int j = 0; j < n; j += W) {
-    const F weight = exp2(load(scores + j) - new_max);
+    const F weight = exp2(load(scores + j) - origin);
     store(weight, scores + j);
     total = total + weight;
   }
-  alpha = exp2(splat(row_max - new_max))[0];
+  alpha = exp2(splat(row_max - origin))[0];
   row_sum = row_sum * alpha + sum(total);
   row_max = new_max;
 }

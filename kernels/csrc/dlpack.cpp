@@ -37,7 +37,8 @@ constexpr int32_t kCpu = 1;
 }  // namespace dlpack
 
 const dlpack::ExchangeApi& exchange_api(PyTypeObject* type, const char* name) {
-  static PyTypeObject* known = nullptr;  // guarded by the GIL; types of tensors live as long as the process
+  // Guarded by the GIL. Held, so that no other type can come to lie at its address.
+  static PyTypeObject* known = nullptr;
   static const dlpack::ExchangeApi* api = nullptr;
   if (type == known) return *api;
   const nb::handle holder(reinterpret_cast<PyObject*>(type));
@@ -47,9 +48,10 @@ const dlpack::ExchangeApi& exchange_api(PyTypeObject* type, const char* name) {
   if (found == nullptr) throw nb::python_error();
   while (found != nullptr && (found->major != 1 || found->tensor_from_object == nullptr)) found = found->older;
   if (found == nullptr) throw ArgumentError(std::string(name) + "'s library does not lend tensors by DLPack 1.x");
-  known = type;
+  Py_INCREF(type);
   api = found;
-  return *api;
+  Py_XSETREF(known, type);  // may run Python
+  return *found;
 }
 
 DType element_type(dlpack::DataType type, const char* name) {

@@ -125,7 +125,7 @@ void call_silu_mul(nb::handle gate_up, nb::handle out) {
   silu_mul(*isa().kernels, from, to);
 }
 
-// The blocks' sizes come from quire_kernels.ops, which has checked them against raw and out.
+// The sizes of a block come from quire_kernels.formats; that out is a whole number of blocks was checked by quire_kernels.ops.
 void call_dequantize_gguf(nb::handle raw, int ggml_type, int64_t block_elements, int64_t block_bytes, nb::handle out) {
   const Tensor from = borrow(raw, 1, "raw"), to = borrow(out, 1, "out");
   check({"raw", from, 1}, {to.shape[0] / block_elements * block_bytes}, DType::u8);

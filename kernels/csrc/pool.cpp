@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace quire {
@@ -25,8 +27,13 @@ void relax() {
 
 class Pool {
  public:
+  // Has fewer threads where the system gives no more of them (a limit on processes or on memory).
   explicit Pool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    workers_.reserve(size_t(threads) - 1);
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    } catch (const std::exception&) {  // system_error or bad_alloc
+    }
   }
 
   ~Pool() {
@@ -61,13 +68,22 @@ class Pool {
         gate_.wait(inside, std::memory_order_acquire);
       }
     }
+    if (failure_) {
+      failing_ = false;
+      std::rethrow_exception(std::exchange(failure_, nullptr));
+    }
   }
 
  private:
   static constexpr int kClosed = 1 << 30;
 
   void drain() {
-    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) body_(context_, i);
+    try {
+      for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) body_(context_, i);
+    } catch (...) {
+      if (!failing_.exchange(true)) failure_ = std::current_exception();  // read when the gate is closed and all are out
+      next_.store(count_, std::memory_order_relaxed);
+    }
   }
 
   void work() {
@@ -95,11 +111,13 @@ class Pool {
   std::atomic<int> epoch_{0};
   std::atomic<int> gate_{kClosed};
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> failing_{false};
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<int> room_{0};
   void (*body_)(void*, int64_t) = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0;
+  std::exception_ptr failure_;
 };
 
 int available_cpus() {
@@ -151,7 +169,10 @@ void parallel_for(int64_t count, int max_threads, void (*body)(void*, int64_t), 
   if (max_threads > 1) {
     const std::unique_lock lock(s.mutex, std::try_to_lock);
     if (lock) {
-      if (!s.pool) s.pool = std::make_unique<Pool>(s.threads);
+      if (!s.pool) {
+        s.pool = std::make_unique<Pool>(s.threads);
+        s.threads = s.pool->threads();
+      }
       return s.pool->run(count, max_threads, body, context);
     }
   }

@@ -5,13 +5,15 @@
 
 namespace quire {
 
-// The caller included. At first the number of CPUs this process may run on.
+// The caller included. At first the number of CPUs this process may run on; fewer once the system has refused to start
+// that many, until set_num_threads asks for them again.
 int num_threads();
 void set_num_threads(int count);
 
 // Calls body(context, i) for all i in [0, count), in any order, on up to max_threads threads (the caller is one), and
 // returns when all are done. Indices are handed out one by one, so a slow or absent thread delays nobody. Two calls at
-// once are fine: the second does all its work on its own thread. The body must not throw.
+// once are fine: the second does all its work on its own thread. Where the body throws, the indices that are not handed out
+// yet are dropped, and the first exception is thrown here when all threads are out of the body.
 void parallel_for(int64_t count, int max_threads, void (*body)(void* context, int64_t i), void* context);
 
 template <class Body>

@@ -67,6 +67,7 @@ QUIRE_INLINE F fma(F a, F b, F c) {
 #endif
 }
 
+// The second argument where one is NaN.
 QUIRE_INLINE F max(F a, F b) { return a > b ? a : b; }
 QUIRE_INLINE F min(F a, F b) { return a < b ? a : b; }
 
@@ -202,11 +203,11 @@ QUIRE_INLINE I lane_numbers() {
   return result;
 }
 
-// 2^x for x <= 127, within 2 ulp; 0 below -125; exactly 1 at 0. Round to an integer n by adding 1.5 * 2^23, whose low bits
-// then hold n; the rest is a Taylor polynomial on [-1/2, 1/2]; n goes into the exponent.
+// 2^x for x <= 127, within 2 ulp; 0 below -125; exactly 1 at 0; NaN for NaN. Round to an integer n by adding 1.5 * 2^23,
+// whose low bits then hold n; the rest is a Taylor polynomial on [-1/2, 1/2], times 2^n.
 QUIRE_INLINE F exp2(F x) {
   const F floor = splat(-125.0f), magic = splat(12582912.0f);
-  const F clamped = max(x, floor);
+  const F clamped = max(floor, x);  // in this order, which keeps NaN
   const F shifted = clamped + magic;
   const F f = clamped - (shifted - magic);
   F p = splat(1.5252733804059840e-5f);
@@ -217,8 +218,8 @@ QUIRE_INLINE F exp2(F x) {
   p = fma(p, f, splat(2.4022650695910072e-1f));
   p = fma(p, f, splat(6.9314718055994531e-1f));
   p = fma(p, f, splat(1.0f));
-  const F scaled = bits_of<F>(bits_of<U>(p) + (bits_of<U>(shifted) << 23));
-  return x < floor ? F{} : scaled;
+  const F power = bits_of<F>((bits_of<U>(shifted) << 23) + 0x3f800000u);  // of two
+  return x < floor ? F{} : p * power;
 }
 
 }  // namespace quire::QUIRE_ISA

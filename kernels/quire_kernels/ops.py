@@ -139,7 +139,8 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     out      [T, I]   type of gate_up. Allocated when None
     """
     if out is None:
-        out = torch.empty((gate_up.shape[0], gate_up.shape[-1] // 2), dtype=gate_up.dtype, device=gate_up.device)
+        *rows, columns = gate_up.shape or (0,)  # what is no matrix is refused below
+        out = torch.empty((*rows, columns // 2), dtype=gate_up.dtype, device=gate_up.device)
     _kernels(gate_up).silu_mul(gate_up, out)
     return out
 

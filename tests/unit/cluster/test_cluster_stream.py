@@ -1,4 +1,4 @@
-"""Promise: a long program ends at its deadline, with its caller's process, and says why it failed."""
+"""Promise: a long program ends at its deadline, with its caller's process, and says why it failed; all that it started ends with it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,58 @@ from cluster.progress import Progress
 from cluster.stream import stream
 
 E2E = Path(__file__).resolve().parents[3] / "e2e"
+# The program, a child of it, and one that left for a session of its own and whose parent is gone.
+FAMILY = """
+sleep 600 & child=$!
+setsid sh -c "echo \\$\\$ > {mark}.away; exec sleep 600" &
+until [ -s {mark}.away ]; do :; done
+echo $$ $child $(cat {mark}.away) > {mark}.new && mv {mark}.new {mark}
+"""
 CALLER = """
 import sys
 from pathlib import Path
 from cluster.progress import Progress
 from cluster.stream import stream
-mark, log = map(Path, sys.argv[1:])
-stream(["sh", "-c", f"echo $$ > {mark}.new && mv {mark}.new {mark} && exec sleep 600"],
-       title="sleep", log=log, deadline_s=600, progress=Progress())
+stream(["sh", "-c", sys.argv[1]], title="sleep", log=Path(sys.argv[2]), deadline_s=600, progress=Progress())
 """
 
 
+def family(mark: Path) -> str:
+    """A command that starts them all, and then writes their pids."""
+    return FAMILY.format(mark=mark)
+
+
+def members(mark: Path) -> list[processes.Process]:
+    """Those that live. A pid that is free or belongs to a zombie has none."""
+    found = [processes.identify(int(pid)) for pid in mark.read_text().split()]
+    return [process for process in found if process is not None]
+
+
+def no_longer(who: list[processes.Process]) -> None:
+    """Wait until none of them lives."""
+
+    def left() -> str | None:
+        alive = [process.pid for process in who if processes.alive(process)]
+        return f"{alive} live" if alive else None
+
+    wait.until("all end", left, deadline_s=20)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_the_program_ends_with_the_process_that_started_it(tmp_path: Path, how: signal.Signals) -> None:
-    mark = tmp_path / "pid"
+def test_all_below_the_program_ends_with_the_process_that_started_it(tmp_path: Path, how: signal.Signals) -> None:
+    mark = tmp_path / "pids"
     caller = subprocess.Popen(
-        [sys.executable, "-c", CALLER, str(mark), str(tmp_path / "log")], env=os.environ | {"PYTHONPATH": str(E2E)}
+        [sys.executable, "-c", CALLER, f"{family(mark)} wait", str(tmp_path / "log")],
+        env=os.environ | {"PYTHONPATH": str(E2E)},
     )
     try:
-        wait.until("the program runs", lambda: None if mark.exists() else "no pid", deadline_s=30)
-        program = processes.identify(int(mark.read_text()))
-        assert program is not None
+        wait.until("the programs run", lambda: None if mark.exists() else "no pids", deadline_s=60)
+        who = members(mark)
+        assert len(who) == 3
     finally:
         caller.send_signal(how)
         caller.wait(30)
-    wait.until("it ends", lambda: "it lives" if processes.alive(program) else None, deadline_s=10)
+    no_longer(who)
 
 
 def test_a_failure_carries_the_logs_end(tmp_path: Path) -> None:
@@ -54,11 +81,32 @@ def test_a_failure_carries_the_logs_end(tmp_path: Path) -> None:
         )
 
 
-def test_a_deadline_names_the_step_that_ran_and_ends_the_whole_group(tmp_path: Path) -> None:
-    mark = tmp_path / "pid"
-    command = f"echo stage two; sleep 600 & echo $! > {mark}; wait"
+def test_a_deadline_names_the_step_that_ran_and_ends_all_below(tmp_path: Path) -> None:
+    mark = tmp_path / "pids"
     with pytest.raises(DeadlineError, match="it was at: stage two"):
-        stream(["sh", "-c", command], title="wait", log=tmp_path / "log", deadline_s=1, progress=Progress())
-    left = processes.identify(int(mark.read_text()))
-    if left is not None:
-        wait.until("it ends", lambda: "it lives" if processes.alive(left) else None, deadline_s=10)
+        stream(
+            ["sh", "-c", f"{family(mark)} echo stage two; wait"],
+            title="wait",
+            log=tmp_path / "log",
+            deadline_s=15,
+            progress=Progress(),
+        )
+    assert members(mark) == []
+
+
+def test_a_failure_leaves_nothing_running(tmp_path: Path) -> None:
+    mark = tmp_path / "pids"
+    with pytest.raises(CommandError, match="exit status 137"):
+        stream(
+            ["sh", "-c", f"{family(mark)} kill -KILL $$"],
+            title="crash",
+            log=tmp_path / "log",
+            deadline_s=60,
+            progress=Progress(),
+        )
+    assert members(mark) == []
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"(?s)exit status 127.*no-such-program: No such file"):
+        stream(["no-such-program"], title="run", log=tmp_path / "log", deadline_s=30, progress=Progress())

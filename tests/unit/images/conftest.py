@@ -21,16 +21,18 @@ def _tar(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _write_archive(path: Path, layers: list[dict[str, bytes]]) -> Path:
+def _write_archive(
+    path: Path, layers: list[dict[str, bytes]], pack: Callable[[bytes], bytes] = lambda layer: layer
+) -> Path:
     names = [f"{number}.tar" for number, _ in enumerate(layers)]
     manifest = [{"Config": "config.json", "RepoTags": ["docker.io/quire/x:1"], "Layers": names}]
     files = {"config.json": json.dumps({"config": {"User": "1"}, "history": []}).encode()}
-    files |= {name: _tar(layer) for name, layer in zip(names, layers, strict=True)}
+    files |= {name: pack(_tar(layer)) for name, layer in zip(names, layers, strict=True)}
     path.write_bytes(_tar(files | {"manifest.json": json.dumps(manifest).encode()}))
     return path
 
 
 @pytest.fixture
-def write_archive() -> Callable[[Path, list[dict[str, bytes]]], Path]:
-    """Write an archive of one image: its layers bottom to top, each a mapping from path to content."""
+def write_archive() -> Callable[..., Path]:
+    """Write an archive of one image: its layers bottom to top, each a mapping from path to content. `pack` compresses one."""
     return _write_archive

@@ -13,15 +13,21 @@ import pytest
 
 from cluster.errors import CommandError
 from cluster.progress import Progress
+from images import base as debian
 from images import build as module
+from images.__main__ import parser
 from images.build import Wanted, build, layers_in
 from images.layout import REPOSITORY, Layout
 
-WriteArchive = Callable[[Path, list[dict[str, bytes]]], Path]
+WriteArchive = Callable[..., Path]
 DOCKER = """#!/bin/sh
 echo "$@" >> "$FAKE/calls"
 case "$1" in
-  images) echo "sha256:aa debian:bookworm-slim" ;;
+  images)
+    [ -e "$FAKE/no-base" ] || echo "sha256:aa debian:bookworm-slim"
+    [ ! -e "$FAKE/in-use" ] || echo "quire/operator dev-old" ;;
+  pull) [ ! -e "$FAKE/offline" ] || exit 1; rm "$FAKE/no-base" ;;
+  rmi) echo "conflict: image is being used by a container" >&2; exit 1 ;;
   buildx)
     [ "$2" = version ] && exit 0
     [ -e "$FAKE/broken" ] && { echo "compiler says no"; exit 1; }
@@ -68,6 +74,55 @@ def test_the_second_build_does_nothing(fake: Path) -> None:
     assert [image.built_now for image in second] == [False, False]
     assert [image.archive for image in second] == [image.archive for image in first]
     assert len(calls(fake, "buildx build")) == 2
+
+
+def test_a_base_that_cannot_be_pulled_is_not_asked_for_again(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fake / "no-base").touch()
+    (fake / "offline").touch()
+    monkeypatch.setattr(debian, "ensure_base", lambda *_: debian.Base(fake / "archive.tar", ""))
+    (first,) = go("operator")
+    assert f"BASE={debian.reference()}" in calls(fake, "buildx build")[0] and len(calls(fake, "pull")) == 1
+    (second,) = go("operator")
+    assert second.archive == first.archive and not second.built_now
+    assert len(calls(fake, "pull")) == 1
+
+
+def test_a_base_that_can_be_pulled_is_and_counts(fake: Path) -> None:
+    (known,) = go("operator")
+    (fake / "no-base").touch()
+    (again,) = go("operator")
+    assert again.archive == known.archive and not again.built_now
+    assert len(calls(fake, "pull")) == 1
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_an_explicit_base_never_falls_back(fake: Path, offline: bool) -> None:
+    if offline:
+        (fake / "offline").touch()
+    (fake / "no-base").touch()
+    wanted = Wanted(base="mirror.test/debian:12")
+    if offline:
+        with pytest.raises(CommandError, match="pull"):
+            build(["operator"], wanted, Progress())
+    else:
+        build(["operator"], wanted, Progress())
+        assert "BASE=mirror.test/debian:12" in calls(fake, "buildx build")[0]
+
+
+def test_an_old_image_in_use_does_not_fail_what_is_built(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (fake / "in-use").touch()
+    (image,) = go("operator")
+    assert image.built_now and image.archive.exists()
+    assert calls(fake, "rmi") == ["rmi docker.io/quire/operator:dev-old"]
+    error = capsys.readouterr().err
+    assert "old images could not be pruned" in error and "being used by a container" in error
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_IMAGE_ENGINE", "podman")
+    monkeypatch.setenv("QUIRE_IMAGE_BASE", "")
+    assert Wanted.of_environment() == Wanted(engine="podman", base=None)
+    assert parser().parse_args(["build", "runtime"]).engine == "podman"
 
 
 def test_fresh_builds_again_without_the_layer_cache(fake: Path) -> None:
@@ -151,7 +206,7 @@ def test_an_edit_during_the_build_does_not_end_under_the_old_tag(fake: Path, mon
     seen = fake / "seen"
     program = fake / "bin" / "docker"
     edit = f"echo 'a = 2' > {tree}/operator/a.py; for last in \"$@\"; do :; done; cat $last/operator/a.py >> {seen}"
-    program.write_text(program.read_text().replace("[ -e", f"{edit}\n    [ -e"))
+    program.write_text(program.read_text().replace('[ -e "$FAKE/broken"', f'{edit}\n    [ -e "$FAKE/broken"'))
     (first,) = go("operator")
     (second,) = go("operator")
     assert seen.read_text() == "a = 1\na = 2\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import UsageError
+from cluster.progress import Progress
 from images.engines import Buildah, BuildRequest, Docker, Podman, build_flags, choose, current_step
 from images.layout import Layout
 
@@ -94,6 +95,15 @@ def test_secrets_go_as_files_and_wheels_as_a_context(tmp_path: Path) -> None:
     assert "--no-cache" not in flags
     assert "--no-cache" in build_flags(request(tmp_path, fresh=True))
     assert "--build-context" not in build_flags(request(tmp_path, wheels=None))
+
+
+def test_docker_builds_in_its_daemon_and_no_index(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(programs, "docker", f'echo "$BUILDX_BUILDER $BUILDX_NO_DEFAULT_ATTESTATIONS $*" > {tmp_path}/call')
+    monkeypatch.setenv("BUILDX_BUILDER", "in-a-container")
+    Docker(Layout(tmp_path)).build(request(tmp_path), Progress())
+    assert (tmp_path / "call").read_text().startswith("default 1 buildx build --load ")
 
 
 @pytest.mark.parametrize(

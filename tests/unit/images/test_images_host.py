@@ -109,6 +109,9 @@ def test_sources_are_the_hosts_mirrors_for_debians_own_suites() -> None:
         "http://mirror.test/security/ trixie-security main\n"
         "https://vendor.test/apt/ nodistro main\n"
         "https://vendor.test/debian/ trixie stable\n"
+        "cdrom:[Debian GNU/Linux 13.1.0 _Trixie_ - Official amd64 NETINST with firmware]/ trixie main\n"
+        "file:/srv/mirror/debian/ trixie main\n"
+        "mirror+file:/etc/apt/mirrors/debian.list/ trixie main\n"
     )
     assert sources_for(listing, "trixie", "bookworm") == (
         "deb http://mirror.test/debian/ bookworm main",

@@ -126,6 +126,78 @@ def test_later_tokens_do_not_leak(cpu_implementation: str, poison: float) -> Non
     assert torch.equal(batch.run()[:-1], expected[:-1])
 
 
+def plain_soft_max(batch: PagedBatch) -> Tensor:
+    """The formula in float64, for one sequence, where what is infinite or NaN goes the way of the arithmetic."""
+    context, block_size = int(batch.context_lens[0]), batch.key_cache.shape[1]
+    tokens = torch.arange(context)
+    blocks = batch.block_tables[0].long()[tokens // block_size]
+    group = batch.query.shape[1] // batch.key_cache.shape[2]
+    keys, values = (
+        cache[blocks, tokens % block_size].double().repeat_interleave(group, dim=1)
+        for cache in (batch.key_cache, batch.value_cache)
+    )
+    scores = torch.einsum("qhd,khd->qhk", batch.query.double(), keys) * batch.scale
+    hidden = tokens[None, :] > torch.arange(context - len(scores), context)[:, None]
+    return torch.einsum("qhk,khd->qhd", scores.masked_fill(hidden[:, None], -float("inf")).softmax(dim=-1), values)
+
+
+def slot(batch: PagedBatch, token: int) -> tuple[int, int]:
+    block_size = batch.key_cache.shape[1]
+    return int(batch.block_tables[0, token // block_size]), token % block_size
+
+
+PAYLOAD = torch.tensor([0x7F800155], dtype=torch.int32).view(torch.float32).item()  # a NaN as no instruction makes it
+BROKEN = [float("nan"), -float("nan"), PAYLOAD, float("inf"), -float("inf")]
+
+
+def assert_right_or_nan(batch: PagedBatch, nan_rows: int) -> None:
+    expected = plain_soft_max(batch)
+    assert int(expected.isnan().all(dim=2).any(dim=1).sum()) == nan_rows
+    for threads in (1, 4):
+        ops.set_num_threads(threads)
+        torch.testing.assert_close(batch.run().double(), expected, equal_nan=True, **TOLERANCE[batch.query.dtype])
+
+
+@pytest.mark.parametrize("value", BROKEN, ids=str)
+@pytest.mark.parametrize(("count", "row", "head_size"), [(1, 0, 64), (20, 9, 33)])
+def test_a_broken_query_is_a_nan_answer(
+    implementation: str, count: int, row: int, head_size: int, value: float
+) -> None:
+    batch = paged_batch([(count, 1100)], heads=(4, 2), head_size=head_size)
+    batch.query[row, 1, 5] = value
+    assert_right_or_nan(batch, nan_rows=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [*((value, torch.float32) for value in BROKEN), (BROKEN[0], torch.bfloat16)], ids=str
+)
+@pytest.mark.parametrize("token", [0, 63, 64, 600, 1090, 1099])
+def test_a_broken_key_is_a_nan_answer_to_all_that_see_it(
+    cpu_implementation: str, token: int, value: float, dtype: torch.dtype
+) -> None:
+    batch = paged_batch([(20, 1100)], heads=(3, 3), dtype=dtype)
+    batch.key_cache[slot(batch, token)] = value
+    # Of a head's product with an infinite key all signs occur in the query, so it is NaN.
+    assert_right_or_nan(batch, nan_rows=min(20, 1100 - token))
+
+
+@pytest.mark.parametrize("infinite", [1, 64, 130, 520])
+def test_scores_of_minus_infinity_weigh_nothing_and_nothing_else_is_nan(implementation: str, infinite: int) -> None:
+    batch = paged_batch([(550, 550)], heads=(1, 1))
+    batch.query.abs_()
+    for token in range(infinite):
+        batch.key_cache[slot(batch, token)] = -float("inf")
+    assert_right_or_nan(batch, nan_rows=infinite)
+
+
+@pytest.mark.parametrize("token", [0, 700])
+def test_a_score_of_infinity_is_not_the_answer(implementation: str, token: int) -> None:
+    batch = paged_batch([(5, 900)], heads=(2, 2))
+    batch.query.abs_()
+    batch.key_cache[slot(batch, token)] = float("inf")
+    assert_right_or_nan(batch, nan_rows=5)
+
+
 def test_strided_arguments(implementation: str) -> None:
     batch = paged_batch([(3, 40), (1, 17)])
     expected = batch.run()

@@ -78,13 +78,85 @@ print(status, out.numpy().tobytes() == expected)
 """
 
 
-def test_a_forked_child_makes_its_own_threads() -> None:
+def run_alone(program: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program],
         env={**os.environ, "PYTHONPATH": str(Path(quire_kernels.__file__).parents[1]), "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("0 True\n", "")
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_forked_child_makes_its_own_threads() -> None:
+    assert run_alone(FORK) == (0, "0 True\n", "")
+
+
+NO_THREADS = """
+import resource, torch
+from quire_kernels import ops
+
+def limit(name, used, more):
+    size = [line for line in open("/proc/self/status") if line.startswith(used)][0]
+    hard = resource.getrlimit(name)[1]
+    resource.setrlimit(name, (int(size.split()[1]) * 1024 + more if more is not None else hard, hard))
+
+torch.set_num_threads(1)
+x, weight, out = torch.randn(512, 576), torch.randn(576), torch.empty(512, 576)
+ops.set_num_threads(1)
+expected = ops.rms_norm(x, weight, 1e-5)
+ops.set_num_threads(4)
+limit(resource.RLIMIT_AS, "VmSize", 1 << 20)  # no room for the stack of a thread
+ops.rms_norm(x, weight, 1e-5, out)
+limit(resource.RLIMIT_AS, "VmSize", None)
+print(ops.num_threads(), torch.equal(out, expected))
+ops.set_num_threads(4)
+ops.rms_norm(x, weight, 1e-5, out.zero_())
+print(ops.num_threads(), torch.equal(out, expected))
+"""
+
+
+def test_where_no_thread_can_be_started_those_that_there_are_do_the_work() -> None:
+    assert run_alone(NO_THREADS) == (0, "1 True\n4 True\n", "")
+
+
+NO_MEMORY = """
+import ctypes, resource, torch
+from quire_kernels import ops
+
+def paged_attention(head_size):
+    torch.manual_seed(0)
+    cache, query = torch.randn(2, 40, 16, 8, head_size), torch.randn(400, 8, head_size)
+    tables, starts = torch.arange(40, dtype=torch.int32)[None], torch.tensor([0, 400], dtype=torch.int32)
+    out, lens = torch.empty_like(query), torch.tensor([640], dtype=torch.int32)
+    return lambda: ops.paged_attention(query, cache[0], cache[1], tables, starts, lens, 1.0, out)
+
+torch.set_num_threads(1)
+malloc = ctypes.CDLL(None).malloc
+malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+ops.set_num_threads(4)
+paged_attention(8)()  # the threads are there and have a little scratch
+call = paged_attention(512)
+size = [line for line in open("/proc/self/status") if line.startswith("VmData")][0]
+hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+resource.setrlimit(resource.RLIMIT_DATA, (int(size.split()[1]) * 1024, hard))
+while malloc(200_000):
+    pass
+failures = 0
+for _ in range(3):
+    try:
+        call()
+    except MemoryError:
+        failures += 1
+resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+result = call().clone()
+ops.set_num_threads(1)
+print(failures, torch.equal(call(), result))
+"""
+
+
+def test_without_memory_for_scratch_a_call_fails_and_the_next_does_not() -> None:
+    assert run_alone(NO_MEMORY) == (0, "3 True\n", "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -87,6 +89,8 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.rms_norm(X, WEIGHT, 1e-5, out=X[:1]), r"out must have shape \[2, 8\], got \[1, 8\]"),
     (lambda: ops.fused_add_rms_norm(X, X.half(), WEIGHT, 1e-5), "residual must be float32, got float16"),
     (lambda: ops.silu_mul(X[:, 1:]), r"gate_up must have an even number of columns .*, got 7"),
+    (lambda: ops.silu_mul(torch.tensor(1.0)), "gate_up must have 2 dimensions, got 0"),
+    (lambda: ops.silu_mul(X[0]), "gate_up must have 2 dimensions, got 1"),
     (lambda: ops.silu_mul(X, out=X), r"out must have shape \[2, 4\], got \[2, 8\]"),
     (lambda: ops.set_num_threads(0), "num_threads must be between 1 and 1024, got 0"),
 ]
@@ -96,3 +100,21 @@ CALLS: list[tuple[Callable[[], object], str]] = [
 def test_refused(implementation: str, call: Callable[[], object], message: str) -> None:
     with pytest.raises(ops.ArgumentError, match=message):
         call()
+
+
+def test_a_type_of_tensors_lives_while_the_extension_knows_it(cpu_implementation: str) -> None:
+    def kind() -> type[torch.Tensor]:
+        return type("Kind", (torch.Tensor,), {})
+
+    def use(out: torch.Tensor) -> None:  # the last tensor that is borrowed
+        ops.silu_mul(X, out=out)
+
+    known = kind()
+    alive = weakref.ref(known)
+    use(torch.empty(2, 4).as_subclass(known))
+    del known
+    gc.collect()
+    assert alive() is not None
+    use(torch.empty(2, 4))
+    gc.collect()
+    assert alive() is None
