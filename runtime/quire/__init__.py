@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quire.entrypoints.async_engine import AsyncLLM, AsyncLLMEngine
     from quire.entrypoints.engine_args import AsyncEngineArgs, EngineArgs
     from quire.entrypoints.llm import LLM
     from quire.entrypoints.llm_engine import LLMEngine
@@ -20,6 +21,8 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",
@@ -33,6 +36,8 @@ __all__ = [
 
 _HOMES = {
     "LLM": "quire.entrypoints.llm",
+    "AsyncLLM": "quire.entrypoints.async_engine",
+    "AsyncLLMEngine": "quire.entrypoints.async_engine",
     "AsyncEngineArgs": "quire.entrypoints.engine_args",
     "CompletionOutput": "quire.outputs",
     "EngineArgs": "quire.entrypoints.engine_args",

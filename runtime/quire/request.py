@@ -121,11 +121,15 @@ class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     request_ids: list[str]
 
 
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    """Forget all cached prompts: requests sent after this find nothing."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Stop the step loop and exit 0."""
 
 
-ToEngine = AddRequest | AbortRequest | Shutdown
+ToEngine = AddRequest | AbortRequest | ResetPrefixCache | Shutdown
 
 # --- engine to server ------------------------------------------------------------------------------------------
 

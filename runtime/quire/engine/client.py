@@ -22,7 +22,16 @@ import zmq.asyncio
 from quire.config import EngineConfig
 from quire.engine import wire
 from quire.errors import ConfigError, EngineDeadError, ModelError, QuireError
-from quire.request import AbortRequest, AddRequest, EngineFailed, EngineReady, Shutdown, StepOutputs, ToEngine
+from quire.request import (
+    AbortRequest,
+    AddRequest,
+    EngineFailed,
+    EngineReady,
+    ResetPrefixCache,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+)
 
 CLOSE_DEADLINE_S = 5.0
 LAST_WORDS_S = 0.5
@@ -83,6 +92,10 @@ class EngineClient:
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests and free their blocks; no delta follows for them."""
         await self._send(AbortRequest(request_ids=list(request_ids)))
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached prompts, for requests sent after this."""
+        await self._send(ResetPrefixCache())
 
     async def outputs(self) -> AsyncIterator[StepOutputs]:
         """What each step produced, heartbeats included (one a second at least, between steps).

@@ -24,7 +24,7 @@ from quire.engine.core import EngineCore
 from quire.engine.startup import Stages, build
 from quire.errors import QuireError
 from quire.logs import set_up_logging
-from quire.request import AbortRequest, AddRequest, EngineFailed, FromEngine, Shutdown, StepOutputs
+from quire.request import AbortRequest, AddRequest, EngineFailed, FromEngine, ResetPrefixCache, Shutdown, StepOutputs
 
 HEARTBEAT_S = 1.0
 LINGER_MS = 2000
@@ -88,6 +88,8 @@ class EngineProcess:
                 case AbortRequest(request_ids=ids):
                     core.abort(ids)
                     changed = True
+                case ResetPrefixCache():
+                    core.reset_prefix_cache()
                 case Shutdown():
                     return False
         if changed and not core.has_work:

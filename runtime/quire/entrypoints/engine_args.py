@@ -40,10 +40,9 @@ NO_EFFECT: dict[str, str] = {
 """vLLM's parameters that change no answer, and why they change nothing here either."""
 
 ONLY: dict[str, tuple[tuple[object, ...], str]] = {
-    "trust_remote_code": ((False,), "no code of a model repository is ever run"),
     "tokenizer_mode": (("auto",), "every tokenizer is the fast one"),
     "tokenizer_revision": ((None,), "give tokenizer a local folder of that revision"),
-    "code_revision": ((None,), "no code of a model repository is ever run"),
+    "code_revision": ((None,), "code comes from the model's own revision"),
     "skip_tokenizer_init": ((False,), "answers are decoded here"),
     "load_format": (("auto",), "the format is seen from the files"),
     "download_dir": ((None,), "set HF_HOME for hub models, QUIRE_CACHE_DIR for bundled ones"),
@@ -73,7 +72,6 @@ ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "mm_processor_kwargs": ((None,), "models take text only"),
     "allowed_local_media_path": (("",), "models take text only"),
     "guided_decoding_backend": ((None, "auto"), "the back end is fixed"),
-    "model_impl": (("auto",), "it is chosen by the model's architecture"),
     "attention_backend": ((None,), "it is chosen by the device"),
 }
 """vLLM's parameters that Quire has only one value for: the values that say so, and what to do instead."""

@@ -23,6 +23,7 @@ from quire.errors import RequestError
 from quire.outputs import RequestOutput
 from quire.request import EngineReady, RequestOutputKind, SamplingParams, checked_priority
 from quire.text import Tokenizer
+from quire.text.messages import plain_message
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Conversation = Sequence[Mapping[str, Any]]
@@ -132,8 +133,9 @@ class LLM:
         tokenizer = self.get_tokenizer()
 
         def render(conversation: Conversation) -> Encoded:
+            source = tokenizer.chat.source() if chat_template is None else chat_template
             text, token_ids = tokenizer.chat_prompt(
-                conversation,
+                [plain_message(one, i, knows_developer="developer" in source) for i, one in enumerate(conversation)],
                 template=chat_template,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,

@@ -10,31 +10,22 @@ from collections.abc import Iterable
 from quire.config import EngineConfig
 from quire.engine.startup import build
 from quire.entrypoints.engine_args import EngineArgs
-from quire.entrypoints.requests import Encoded, Prompt, encode, engine_requests, prepare
+from quire.entrypoints.requests import Encoded, Prompt, encode, engine_requests, load_text, prepare
 from quire.errors import RequestError
-from quire.models.source import resolve
 from quire.outputs import RequestOutput
 from quire.outputs.choice import Choice
 from quire.outputs.state import RequestState
 from quire.request import RequestOutputKind, SamplingParams, StepStats
-from quire.text import Tokenizer, load_tokenizer
-
-
-def load_text(config: EngineConfig) -> Tokenizer:
-    """The tokenizer a configuration asks for; raises ModelError."""
-    files = resolve(config.model, revision=config.revision, with_code=config.trust_remote_code)
-    path = files.path
-    if config.tokenizer is not None:
-        path = resolve(config.tokenizer, tokenizer_only=True).path
-    return load_tokenizer(path, name=files.name)
+from quire.text import Tokenizer
 
 
 class LLMEngine:
     """See the module. Not safe for use from several threads at once."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None = None) -> None:
+        """Load the model, and the tokenizer where it is not given; raises ConfigError or ModelError."""
         self.config = config
-        self.tokenizer = load_text(config)
+        self.tokenizer = tokenizer or load_text(config)
         self.core, self.ready = build(config)
         self.stats: StepStats = self.core.stats()
         self._requests: dict[str, RequestState] = {}

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
+from quire.config import EngineConfig
 from quire.errors import RequestError
+from quire.models.source import resolve
 from quire.outputs.choice import choices_of
 from quire.outputs.state import RequestState
 from quire.request import AddRequest, RequestOutputKind, SamplingParams, checked_salt
-from quire.text import Tokenizer
+from quire.text import Tokenizer, load_tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 class TextPrompt(TypedDict):
@@ -46,6 +51,13 @@ class Encoded:
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
+
+
+def load_text(config: EngineConfig, *, say: Callable[[str], None] = _log.info) -> Tokenizer:
+    """The tokenizer a configuration asks for. say: told what is fetched. Raises ModelError."""
+    files = resolve(config.model, revision=config.revision, with_code=config.trust_remote_code, say=say)
+    own = files if config.tokenizer is None else resolve(config.tokenizer, tokenizer_only=True, say=say)
+    return load_tokenizer(own.path, name=files.name)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

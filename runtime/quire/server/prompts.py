@@ -15,6 +15,7 @@ from quire.request import SamplingParams
 from quire.server.frontend import Frontend
 from quire.server.protocol import MAX_PROMPTS, ChatMessage, CompletionBody, Sampling
 from quire.text import Tokenizer
+from quire.text.messages import plain_message
 
 IN_THREAD_CHARS = 20_000
 
@@ -135,26 +136,6 @@ def _roughly(message: ChatMessage) -> int:
     return len(message.content or "") if not isinstance(message.content, list) else IN_THREAD_CHARS
 
 
-def _text(message: ChatMessage, index: int) -> str | None:
-    if message.content is None and message.role != "assistant":
-        where = f"messages.{index}.content"
-        raise RequestError(f"{where} must be a text or text parts", param=where, code="invalid_value")
-    if not isinstance(message.content, list):
-        return message.content
-    for number, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
-            where = f"messages.{index}.content.{number}"
-            raise RequestError(
-                f"{where} has type {part.type!r}; this model takes text parts only",
-                param=where,
-                code="unsupported_content",
-            )
-    return "\n".join(part.text or "" for part in message.content)
-
-
 def _plain(message: ChatMessage, index: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A message as templates expect it: content is text, and developer is system where a template knows no developer."""
-    role = message.role
-    if role == "developer" and "developer" not in tokenizer.chat.source():
-        role = "system"
-    return {**(message.model_extra or {}), "role": role, "content": _text(message, index) or ""}
+    """A message as templates expect it."""
+    return plain_message(message.model_dump(), index, knows_developer="developer" in tokenizer.chat.source())

@@ -149,6 +149,14 @@ def test_chat_forms_of_the_prompt(llm: LLM) -> None:
     assert llm.chat([], GREEDY)[0].prompt == "<|im_start|>assistant\n"
 
 
+def test_chat_joins_text_parts(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    [result] = llm.chat([{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}], GREEDY)
+    assert result.prompt == (
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhel\nlo<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
 def test_chat_with_another_template_tools_and_variables(llm: LLM) -> None:
     template = "{{ style }}{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}{{ messages[0].content }}"
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
@@ -162,8 +170,17 @@ def test_chat_refuses_with_a_sentence(llm: LLM) -> None:
         llm.chat(HELLO, GREEDY, continue_final_message=True)
     with pytest.raises(RequestError, match="continue_final_message needs a last message with text"):
         llm.chat([{"role": "user", "content": ""}], GREEDY, add_generation_prompt=False, continue_final_message=True)
-    with pytest.raises(RequestError, match=r"prompt 1: .* failed on these messages"):
+    with pytest.raises(RequestError, match=r"prompt 1: messages.0.content must be a text or text parts"):
         llm.chat([HELLO, [{"role": "user"}]], GREEDY)
+    with pytest.raises(RequestError, match=r"messages.0 must be a mapping with role and content"):
+        llm.chat(["hello"], GREEDY)  # type: ignore[list-item]
+    image = {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {}}]}
+    with pytest.raises(
+        RequestError, match=r"messages.0.content.1 has type 'image_url'; this model takes text parts only"
+    ):
+        llm.chat([image], GREEDY)
+    with pytest.raises(RequestError, match="failed on these messages"):
+        llm.chat(HELLO, GREEDY, chat_template="{{ raise_exception('no') }}")
     with pytest.raises(RequestError, match="is no valid jinja"):
         llm.chat(HELLO, GREEDY, chat_template="{% if %}")
     with pytest.raises(RequestError, match="chat_template_content_format must be 'auto' or 'string', got 'openai'"):
@@ -194,6 +211,15 @@ def interrupting(llm: LLM, monkeypatch: pytest.MonkeyPatch, at: int, act: Any) -
     monkeypatch.setattr(llm.llm_engine.core.runner, "run", during)
 
 
+@pytest.fixture
+def listens_to_ctrl_c() -> Iterator[None]:
+    """As a program at a terminal does; a test run in the background ignores it."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("listens_to_ctrl_c")
 def test_ctrl_c_waits_for_the_step_and_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [[7] * 100, [9] * 100]
     before = texts(llm.generate(prompts, GREEDY))
