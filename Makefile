@@ -24,7 +24,7 @@ help: ## list the targets
 
 ## Run it
 .PHONY: demo serve
-demo: ## a local cluster, the chart, a model in pods, and its answer through the router
+demo: python ## a local cluster, the chart, a model in pods, and its answer through the router
 	@$(MAKE) -s -j2 setup tools
 	@$(E2E) stack demo
 serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=â€¦, ARGS="--flag value")
@@ -33,10 +33,13 @@ serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=â
 ## Work on it
 .PHONY: setup lint format check test test-unit e2e bench manifests
 setup: $(STAMP) ## the virtual environment .venv with all three packages and the tools
-$(STAMP): $(INSTALL_INPUTS)
+$(STAMP): $(INSTALL_INPUTS) | python
 	@echo "==> virtual environment and packages (about a minute; the PyPI build of torch takes 5 GB)"
 	@e2e/setup/make-venv $(PYTHON) $(VENV)
 	@touch $@
+.PHONY: python
+python: # a Python that is too old is refused before anything long starts
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: error: $(PYTHON) is $$($(PYTHON) --version 2>&1); Quire needs Python 3.11 or newer (make PYTHON=python3.12)" >&2; exit 1; }
 format: setup ## format and sort imports
 	@$(VENV)/bin/ruff format && $(VENV)/bin/ruff check --fix
 lint: setup ## ruff, mypy --strict, import-linter, and nothing generated is stale
@@ -68,7 +71,7 @@ model: setup # the embedded model, once, in the model cache
 images: setup ## build the runtime and operator images (docker, podman or buildah)
 	@$(E2E) images build runtime operator
 tools: # the cluster's programs; needs no package, so they compile while pip waits for the network
-	@PYTHONPATH=e2e $(PYTHON) -m cluster tools >/dev/null
+	@PYTHONPATH=e2e $(PYTHON) -m cluster.programs
 cluster-up: setup ## a local Kubernetes from real components (or KUBECONFIG, or kind)
 	@$(E2E) cluster up $(ARGS)
 cluster-down: setup ## end it; nothing stays behind

@@ -8,8 +8,8 @@ Layers, top to bottom; a module imports only from its own line or below:
     local_status, leaks, store                the local provider's parts
     machine, network, gpu                     the world's edge of the local provider
     plan, configs, certs, archive, status     pure: what to run, write and show
-    client, api, cgroups, programs, tools, prerequisites, pause, state
-    processes, caches, wait, run, layout, progress, errors
+    client, api, cgroups, programs, tools, choice, prerequisites, pause, state
+    processes, caches, wait, run, layout, progress, interrupt, errors
 
 Everything of one cluster is below `layout.Layout.base`; there is one cluster per machine, whatever clone started it.
 """

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster import prerequisites, tools
+from cluster import choice, interrupt, programs
 from cluster.client import shell_exports
 from cluster.errors import HarnessError
 from cluster.plan import ClusterConfig
 from cluster.progress import Progress
 from cluster.providers import choose
+
+ENV_LINE = 'eval "$(PYTHONPATH=e2e .venv/bin/python -m cluster env)"'
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,9 +33,9 @@ def parser() -> argparse.ArgumentParser:
     load = commands.add_parser("load", help="load image archives (docker-archive or oci-archive) into every node")
     load.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
     commands.add_parser("status", help="show nodes, daemons, memory and images; exit status 1 when it is not healthy")
-    commands.add_parser("env", help='print export lines: eval "$(python -m cluster env)"')
-    commands.add_parser("prerequisites", help="install missing Debian or Ubuntu packages")
-    commands.add_parser("tools", help="build kubectl, helm and the cluster's programs; print their paths")
+    commands.add_parser("env", help=f"print export lines: {ENV_LINE}")
+    commands.add_parser("prerequisites", help="install the Debian or Ubuntu packages that are missing")
+    commands.add_parser("tools", help="build the programs that the cluster needs; print their paths")
     return main_parser
 
 
@@ -55,7 +57,7 @@ def _dispatch(arguments: argparse.Namespace, progress: Progress) -> int:
         case "up":
             provider = choose(progress)
             provider.up(ClusterConfig(arguments.nodes, arguments.gpus), arguments.image)
-            progress.say(f'the {provider.name} cluster is up; for a shell: eval "$(python -m cluster env)"')
+            progress.say(f"the {provider.name} cluster is up; for a shell: {ENV_LINE}")
         case "down":
             choose(progress).down(arguments.purge)
         case "load":
@@ -67,13 +69,14 @@ def _dispatch(arguments: argparse.Namespace, progress: Progress) -> int:
         case "env":
             print(shell_exports(choose(progress).connect()))
         case "prerequisites":
-            installed = prerequisites.ensure(prerequisites.CLUSTER, progress)
+            installed = choose(progress).prerequisites()
             print(f"installed: {' '.join(installed)}" if installed else "everything is there")
         case "tools":
-            for name, path in sorted(tools.ensure(progress).items()):
+            for name, path in sorted(programs.ensure(choice.provider(), progress).items()):
                 print(f"{name}\t{path}")
     return 0
 
 
 if __name__ == "__main__":
+    interrupt.install()
     sys.exit(main())

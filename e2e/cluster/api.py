@@ -3,6 +3,7 @@
 import http.client
 import json
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ class ApiClient:
             raise ConnectionError(f"{method} {path}: {error!r}") from error
         finally:
             connection.close()
+
+    def look(self, question: Callable[[], str | None]) -> str | None:
+        """What `question` finds missing; a server that cannot answer just now is missing too."""
+        try:
+            return question()
+        except (OSError, CommandError) as error:
+            return str(error) or repr(error)
 
     def not_ready(self) -> str | None:
         """None when the server is ready, otherwise what it says."""

@@ -9,8 +9,10 @@ import json
 import platform
 import re
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cluster.errors import UsageError
 
@@ -54,15 +56,15 @@ def read(path: Path) -> Archive:
     try:
         with tarfile.open(path) as tar:
             raw = _member(tar, "index.json") or _member(tar, "manifest.json")
+        names = manifest_names(raw) if raw is not None else ()
     except FileNotFoundError as error:
         raise UsageError(f"image archive {path} does not exist") from error
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"image archive {path} cannot be read: {error}; build it again") from error
     if raw is None:
         raise UsageError(
             f"{path} is not an image archive: it holds neither index.json (oci-archive) nor manifest.json (docker-archive)"
         )
-    names = manifest_names(raw)
     if not names:
         raise UsageError(
             f"image archive {path} holds no image with a name and a tag; build it with one, such as quire/runtime:dev-1"
@@ -82,6 +84,15 @@ def manifest_names(raw: bytes) -> tuple[str, ...]:
         if name and not _TAG.fullmatch(name):  # a bare tag does not say which image it is
             found.append(name)
     return tuple(found)
+
+
+def own_manifest(index: dict[str, Any], path: Path) -> str:
+    """Digest of what an index has for this machine. Raises UsageError where it has nothing."""
+    offered = [entry.get("platform", {}).get("architecture", architecture()) for entry in index["manifests"]]
+    if architecture() not in offered:
+        raise UsageError(f"image archive {path} is for {', '.join(offered)}; this machine needs {architecture()}")
+    digest: str = index["manifests"][offered.index(architecture())]["digest"]
+    return digest
 
 
 def _member(tar: tarfile.TarFile, name: str) -> bytes | None:

@@ -4,6 +4,8 @@ kubelet gets the machine's folder as its root and puts pods beside `sys`. Versio
 and tested on; the unified hierarchy (version 2) follows the kernel's documentation.
 """
 
+import contextlib
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ from cluster.errors import PrerequisiteError
 MOUNTINFO = Path("/proc/self/mountinfo")
 V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "pids", "hugetlb")
 V2_NEEDED = {"cpuset", "cpu", "memory", "pids"}
+MOVE_ROUNDS = 5
+"""Processes fork while they are moved."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,35 @@ def _create_v2(hierarchy: Path, root: str, machine: str) -> None:
     enable = " ".join(f"+{name}" for name in V2_CONTROLLERS if name in offered)
     for folder in (hierarchy, hierarchy / root, hierarchy / root / machine):
         folder.mkdir(exist_ok=True)
-        # Controllers reach a child only when every folder above hands them down; such a folder may hold no processes itself.
-        (folder / "cgroup.subtree_control").write_text(enable)
+        _hand_down(folder, enable)
     (hierarchy / root / machine / "sys").mkdir(exist_ok=True)
+
+
+def _hand_down(folder: Path, enable: str) -> None:
+    """Controllers reach a child only when every folder above hands them down; such a folder may hold no processes itself.
+
+    The topmost folder holds them where it is a container's own root: they move to the leaf `init` beside the cluster, and stay.
+    """
+    control = folder / "cgroup.subtree_control"
+    for _ in range(MOVE_ROUNDS):
+        try:
+            control.write_text(enable)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise PrerequisiteError(
+                    f"cgroup controllers cannot be handed down in {folder} ({error.strerror}); run where /sys/fs/cgroup "
+                    "is writable, such as in a privileged container"
+                ) from error
+        leaf = folder / "init"
+        leaf.mkdir(exist_ok=True)
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # it ended
+                (leaf / "cgroup.procs").write_text(pid)
+    raise PrerequisiteError(
+        f"cgroup controllers cannot be handed down in {folder}: it holds processes that cannot be moved to {folder / 'init'}; "
+        "start the container with a cgroup namespace of its own (docker run --cgroupns=private)"
+    )
 
 
 def attach_files(root: str, machine: str) -> tuple[Path, ...]:
@@ -100,8 +130,9 @@ def processes(root: str) -> set[int]:
     """Every process in the cluster's cgroups."""
     pids: set[int] = set()
     for folder in folders(root):
-        for procs in folder.rglob("cgroup.procs"):
-            pids |= {int(word) for word in procs.read_text().split()}
+        for path, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):  # the group goes while we look
+                pids |= {int(word) for word in Path(path, "cgroup.procs").read_text().split()}
     return pids
 
 

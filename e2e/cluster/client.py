@@ -10,6 +10,7 @@ import re
 import selectors
 import shlex
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,10 +19,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cluster import wait
 from cluster.errors import CommandError, DeadlineError
 from cluster.run import run
 
 INTERNAL_RANGE = "198.18.0.0/15"
+GRACE_S = 10.0
+"""For a program to say that its own time ran out."""
+TUNNEL_DEADLINE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class Cluster:
         return {**os.environ, **exports(self)}
 
     def kubectl(self, *arguments: str, input_text: str | None = None, deadline_s: float = 60.0) -> str:
-        """kubectl's standard output. Raises CommandError with what it said."""
+        """kubectl's standard output. Raises CommandError with what it said. A `--timeout` of kubectl's own always fits in."""
+        deadline_s = max(deadline_s, own_timeout(arguments) + GRACE_S)
         return run(
             [self.kubectl_program, *arguments], input_text=input_text, deadline_s=deadline_s, env=self.environment
         )
@@ -73,7 +79,7 @@ class Cluster:
         """`kubectl wait --for`: `condition=Ready`, `delete`, `jsonpath={.status.phase}=Running`. Raises DeadlineError with the object's status."""
         command = ("wait", resource, f"--for={condition}", f"--timeout={deadline_s:.0f}s", *_namespace(namespace))
         try:
-            self.kubectl(*command, deadline_s=deadline_s + 10)
+            self.kubectl(*command)
         except CommandError as error:
             raise DeadlineError(
                 f"{resource} did not reach {condition} within {deadline_s:.0f} s: {error}{self._describe(resource, namespace)}"
@@ -136,21 +142,14 @@ class Cluster:
             yield f"{scheme}://{address}:{port}"
             return
         command = [str(self.kubectl_program), "port-forward", "-n", namespace, f"service/{service}", f":{port}"]
-        with subprocess.Popen(
-            command,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
+        with (
+            tempfile.NamedTemporaryFile(prefix="port-forward-") as log,  # not a pipe: it writes a line per connection
+            subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            ) as process,
+        ):
             try:
-                line = process.stdout.readline()
-                match = re.match(r"Forwarding from 127\.0\.0\.1:(\d+)", line)
-                if match is None:
-                    raise CommandError(f"`{' '.join(command)}` opened no tunnel: {line.strip()}")
-                yield f"{scheme}://127.0.0.1:{match.group(1)}"
+                yield f"{scheme}://127.0.0.1:{_tunnel(process, Path(log.name))}"
             finally:
                 process.kill()
 
@@ -163,7 +162,31 @@ def exports(cluster: Cluster) -> dict[str, str]:
         bypass.append(INTERNAL_RANGE)
     here = os.environ.get("PATH", "").split(os.pathsep)
     path = os.pathsep.join([*(folder for folder in folders if folder not in here), *here])
-    return {"KUBECONFIG": str(cluster.kubeconfig), "NO_PROXY": ",".join(bypass), "PATH": path}
+    around = ",".join(bypass)  # programs differ in which spelling they read
+    return {"KUBECONFIG": str(cluster.kubeconfig), "NO_PROXY": around, "no_proxy": around, "PATH": path}
+
+
+def own_timeout(arguments: Iterable[str]) -> float:
+    """Seconds of a `--timeout=60s` among kubectl's arguments; 0 without."""
+    found = (re.fullmatch(r"--timeout=(\d+)s", argument) for argument in arguments)
+    return max((float(match[1]) for match in found if match), default=0.0)
+
+
+def _tunnel(process: subprocess.Popen[bytes], log: Path) -> int:
+    """The local port of a `kubectl port-forward`, once it says so."""
+    ports: list[int] = []
+
+    def look() -> str | None:
+        ended = process.poll() is not None
+        if match := re.match(r"Forwarding from 127\.0\.0\.1:(\d+)", text := log.read_text(errors="replace")):
+            ports.append(int(match[1]))
+            return None
+        if ended:
+            raise CommandError(f"kubectl port-forward opened no tunnel: {text.strip()}")
+        return "it says nothing"
+
+    wait.until("opening of a tunnel", look, deadline_s=TUNNEL_DEADLINE_S, log=log)
+    return ports[0]
 
 
 def _namespace(namespace: str | None) -> tuple[str, ...]:
@@ -198,7 +221,7 @@ def shell_exports(cluster: Cluster) -> str:
     """`export` lines for `eval`."""
     values = exports(cluster)
     folders = values["PATH"].removesuffix(os.environ.get("PATH", "")).rstrip(os.pathsep)
-    lines = [f"export {name}={shlex.quote(values[name])}" for name in ("KUBECONFIG", "NO_PROXY")]
+    lines = [f"export {name}={shlex.quote(values[name])}" for name in ("KUBECONFIG", "NO_PROXY", "no_proxy")]
     if folders:
         lines.append(f'export PATH={shlex.quote(folders)}:"$PATH"')
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster import programs
 from cluster.client import Cluster
-from cluster.errors import CommandError, StateError, UsageError
+from cluster.errors import CommandError, DeadlineError, StateError, UsageError
 from cluster.plan import ClusterConfig
 from cluster.progress import Progress
 from cluster.status import Report
@@ -23,10 +23,13 @@ class ExistingProvider:
         if not any(Path(part).is_file() for part in kubeconfig.split(os.pathsep) if part):
             raise UsageError(f"KUBECONFIG is {kubeconfig!r}, which is not a file; unset it to get a local cluster")
 
+    def prerequisites(self) -> tuple[str, ...]:
+        return ()
+
     def up(self, config: ClusterConfig, images: Iterable[Path] = ()) -> None:
+        self.load(images)
         self.connect()
         self._progress.say(f"use the existing cluster of {self._kubeconfig}")
-        self.load(images)
 
     def down(self, purge: bool = False) -> None:
         self._progress.say(f"the cluster of {self._kubeconfig} is not this harness's; it is left as it is")
@@ -34,16 +37,16 @@ class ExistingProvider:
     def load(self, images: Iterable[Path]) -> None:
         if paths := [str(path) for path in images]:
             raise UsageError(
-                f"{', '.join(paths)}: images cannot be loaded into an existing cluster; push them to a registry that it reads, "
-                "and set image.repository and image.tag of the chart"
+                f"{', '.join(paths)}: images cannot be loaded into an existing cluster; push them to a registry that it reads "
+                "and name them with QUIRE_RUNTIME_IMAGE and QUIRE_OPERATOR_IMAGE"
             )
 
     def connect(self) -> Cluster:
-        kubectl, helm = programs.ensure(self._progress)
-        cluster = Cluster(self.name, self._kubeconfig, kubectl, helm, direct=False)
+        found = programs.clients(self._progress)
+        cluster = Cluster(self.name, self._kubeconfig, found["kubectl"], found["helm"], direct=False)
         try:
             cluster.kubectl("get", "--raw", "/readyz", deadline_s=30)
-        except CommandError as error:
+        except (CommandError, DeadlineError) as error:
             raise StateError(f"the cluster of KUBECONFIG={self._kubeconfig} does not answer: {error}") from error
         return cluster
 

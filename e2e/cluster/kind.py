@@ -1,12 +1,12 @@
 """kind, where a container engine runs. Written by kind's documentation; the machines this was made on have no engine, so it is untried there."""
 
 import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from cluster import archive, programs
-from cluster.caches import cache_root, exclusive
+from cluster.caches import exclusive
+from cluster.choice import kind_kubeconfig
 from cluster.client import Cluster
 from cluster.errors import HarnessError, StateError, UsageError
 from cluster.plan import ClusterConfig
@@ -15,7 +15,6 @@ from cluster.run import run
 from cluster.status import Report
 
 CLUSTER = "quire"
-ENGINES = ("docker", "podman")
 
 _PATCH = """\
 kind: ClusterConfiguration
@@ -28,22 +27,6 @@ controllerManager:
     horizontal-pod-autoscaler-downscale-stabilization: "5s"
     horizontal-pod-autoscaler-initial-readiness-delay: "1s"
 """
-
-
-def kind_kubeconfig() -> Path:
-    return cache_root() / "kind" / "kubeconfig"
-
-
-def engine() -> str | None:
-    """A container engine whose daemon answers, or None."""
-    for program in ENGINES:
-        if shutil.which(program):
-            try:
-                run([program, "info"], deadline_s=20)
-            except HarnessError:
-                continue  # installed, but it does not run
-            return program
-    return None
 
 
 def cluster_config(config: ClusterConfig) -> str:
@@ -68,13 +51,17 @@ class KindProvider:
         self._progress = progress
         self._kubeconfig = kind_kubeconfig()
 
+    def prerequisites(self) -> tuple[str, ...]:
+        return ()
+
     def up(self, config: ClusterConfig, images: Iterable[Path] = ()) -> None:
         if config.gpus:
             raise UsageError(
                 f"--gpus is {config.gpus}; fake GPUs need the local provider (QUIRE_CLUSTER_PROVIDER=local)"
             )
         with exclusive(self._kubeconfig.parent / "lock", self._progress, "the kind cluster"):
-            if self._exists() and self._nodes() != config.nodes + 1:
+            if self._exists() and (reason := self._unfit(config)):
+                self._progress.say(f"delete the kind cluster first: {reason}")
                 self._delete()
             if self._exists():
                 self._progress.say("reuse the running kind cluster")
@@ -97,8 +84,16 @@ class KindProvider:
     def _exists(self) -> bool:
         return CLUSTER in run(["kind", "get", "clusters"]).split()
 
-    def _nodes(self) -> int:
-        return len(run(["kind", "get", "nodes", "--name", CLUSTER]).split())
+    def _unfit(self, config: ClusterConfig) -> str | None:
+        """Why the cluster that exists cannot be used, or None: it may be half made, or its containers stopped."""
+        nodes = len(run(["kind", "get", "nodes", "--name", CLUSTER]).split())
+        if nodes != config.nodes + 1:
+            return f"it has {nodes} nodes instead of {config.nodes + 1}"
+        try:
+            self.connect().kubectl("wait", "nodes", "--all", "--for=condition=Ready", "--timeout=30s")
+        except HarnessError as error:
+            return str(error)
+        return None
 
     def load(self, images: Iterable[Path]) -> None:
         for path in images:
@@ -108,9 +103,9 @@ class KindProvider:
 
     def connect(self) -> Cluster:
         if not self._exists():
-            raise StateError("no kind cluster runs; start one with `python -m cluster up`")
-        kubectl, helm = programs.ensure(self._progress)
-        return Cluster(self.name, self._kubeconfig, kubectl, helm, direct=False)
+            raise StateError("no kind cluster runs; start one with `make cluster-up`")
+        found = programs.clients(self._progress)
+        return Cluster(self.name, self._kubeconfig, found["kubectl"], found["helm"], direct=False)
 
     def status(self) -> Report:
         return Report(self.connect().kubectl("get", "nodes", "-o", "wide").rstrip(), healthy=True)

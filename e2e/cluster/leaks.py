@@ -5,10 +5,13 @@ also sees what a record missed.
 """
 
 import os
+import re
 from pathlib import Path
 
 from cluster import cgroups, machine, network
 from cluster.layout import Layout
+
+_MACHINE = re.compile(r"cp|node-\d+")
 
 
 def residue(layout: Layout) -> dict[str, list[str]]:
@@ -24,9 +27,9 @@ def residue(layout: Layout) -> dict[str, list[str]]:
 
 
 def mounts_below(folder: Path) -> list[str]:
-    """Mount points of this mount namespace at or below a folder."""
+    """Mount points of this mount namespace below a folder; the folder itself may be one."""
     points = [line.split()[4] for line in cgroups.MOUNTINFO.read_text().splitlines()]
-    return sorted(point for point in points if Path(point).is_relative_to(folder))
+    return sorted(point for point in points if folder in Path(point).parents)
 
 
 def mounted_somewhere(point: str) -> bool:
@@ -64,7 +67,8 @@ def _of_machine(mountinfo: str, work: Path) -> bool:
     for line in mountinfo.splitlines():
         root, point = line.split()[3:5]
         if point == machine.BINDS["kubelet"]:
-            return str(work / Path(root).parent.name / "kubelet").endswith(root)
+            name = Path(root).parent.name
+            return bool(_MACHINE.fullmatch(name)) and str(work / name / "kubelet").endswith(root)
     return False
 
 

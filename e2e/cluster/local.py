@@ -31,7 +31,7 @@ from cluster.api import ApiClient
 from cluster.archive import Archive
 from cluster.caches import exclusive
 from cluster.client import Cluster
-from cluster.errors import HarnessError, PrerequisiteError, StateError
+from cluster.errors import DeadlineError, HarnessError, PrerequisiteError, StateError
 from cluster.layout import Layout, Machine
 from cluster.local_status import collect
 from cluster.plan import ClusterConfig, Host, Plan, render
@@ -43,6 +43,8 @@ from cluster.status import Report
 
 READY_DEADLINE_S = 120.0
 """For the API server, and then for the nodes: they take 5 s on a quiet machine, 15 s on a busy one."""
+HEALTH_DEADLINE_S = 30.0
+"""For a cluster that runs to say that it is well, before it is torn down and built anew."""
 
 _DNS_RULES = (
     {"apiGroups": [""], "resources": ["services", "namespaces", "pods"], "verbs": ["list", "watch"]},
@@ -70,6 +72,7 @@ class LocalProvider:
             verdict, reason = self._judge(plan)
             if verdict is Verdict.REUSE:
                 self._progress.say(f"reuse the running cluster of {config.nodes} nodes")
+                self._adopt(plan, host)
                 self._load(archives)
                 return
             if verdict is Verdict.REBUILD:
@@ -85,19 +88,24 @@ class LocalProvider:
                 self._down()
                 raise
 
+    def prerequisites(self) -> tuple[str, ...]:
+        return prerequisites.ensure(prerequisites.CLUSTER, self._progress)
+
     def _prepare(self) -> Host:
         """Everything that must be on the machine before a cluster can start."""
         if os.geteuid() != 0:
             raise PrerequisiteError(
                 "a local cluster needs root: run as root, or set KUBECONFIG to use an existing cluster"
             )
-        prerequisites.ensure(prerequisites.CLUSTER, self._progress)
+        self.prerequisites()
         programs = tools.ensure(self._progress)
         for program in ("etcd", "containerd"):
             programs[program] = Path(shutil.which(program) or program)
         cni_bin = prerequisites.cni_dir()
         if cni_bin is None:
-            raise PrerequisiteError("the CNI plugins were not found; run `python -m cluster prerequisites`")
+            raise PrerequisiteError(
+                f"no CNI plugins in {' or '.join(map(str, prerequisites.CNI_DIRS))}; install them there"
+            )
         sandbox = pause.ensure(self._layout.base / "pause")
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return Host(programs, cni_bin, archive.full_ref(sandbox.image), os.cpu_count() or 1, memory)
@@ -108,10 +116,22 @@ class LocalProvider:
         verdict, reason = state.judge(found, plan.fingerprint, processes.boot_id(), leftovers, processes.alive)
         if verdict is Verdict.REUSE:
             client = ApiClient(self._layout.network.address(0), self._layout.pki)
-            unhealthy = client.not_ready() or client.nodes_not_ready(plan.config.nodes)
-            if unhealthy:
-                return Verdict.REBUILD, unhealthy
+            nodes = plan.config.nodes
+
+            def look() -> str | None:
+                return client.not_ready() or client.look(lambda: client.nodes_not_ready(nodes))
+
+            try:  # a busy machine answers late: no reason to destroy what runs
+                wait.until("health of the running cluster", look, deadline_s=HEALTH_DEADLINE_S, interval_s=0.2)
+            except DeadlineError as error:
+                return Verdict.REBUILD, str(error)
         return verdict, reason
+
+    def _adopt(self, plan: Plan, host: Host) -> None:
+        """Note where this user's programs are: those of whoever started the cluster may go, and restarts and kubectl need them."""
+        record = self._running()
+        record.programs, record.daemons = _programs(host), _daemons(plan)
+        record.save(self._layout.state)
 
     def _build(self, plan: Plan, host: Host) -> None:
         layout, progress, config = self._layout, self._progress, plan.config
@@ -121,18 +141,18 @@ class LocalProvider:
             fingerprint=plan.fingerprint,
             nodes=config.nodes,
             gpus=config.gpus,
-            programs={name: str(path) for name, path in host.programs.items()},
+            programs=_programs(host),
             started=time.time(),
-            daemons={
-                name: {daemon: list(argv) for daemon, argv in daemons.items()} for name, daemons in plan.daemons.items()
-            },
+            daemons=_daemons(plan),
         )
         record.save(layout.state)
         with progress.step("certificates and configuration"):
             _load_kernel_modules()
             self._write(plan)
-            record.created_dirs = machine.create_mount_points()
+            record.created_dirs = machine.missing_mount_points()
             record.save(layout.state)
+            for point in record.created_dirs:
+                Path(point).mkdir(parents=True, exist_ok=True)
         with progress.step(f"machines: {', '.join(item.name for item in config.machines)}"):
             network.create_bridge(layout.network)
             program = pause.ensure(layout.base / "pause").program
@@ -226,7 +246,13 @@ class LocalProvider:
                 return "the ServiceAccount default does not exist yet"
             return missing
 
-        wait.until(f"{config.nodes} nodes Ready", look, deadline_s=READY_DEADLINE_S, interval_s=0.2, log=log)
+        wait.until(
+            f"{config.nodes} nodes Ready",
+            lambda: client.look(look),
+            deadline_s=READY_DEADLINE_S,
+            interval_s=0.2,
+            log=log,
+        )
 
     # --- down --------------------------------------------------------------------------------------------------------
 
@@ -289,7 +315,7 @@ class LocalProvider:
         archives = [archive.read(path) for path in images]
         if os.geteuid() != 0:
             raise PrerequisiteError("loading images into a local cluster needs root")
-        prerequisites.ensure(prerequisites.CLUSTER, self._progress)
+        self.prerequisites()
         with exclusive(self._layout.lock, self._progress, "the cluster"):
             self._load(archives)
 
@@ -301,6 +327,11 @@ class LocalProvider:
         refs = [ref for item in archives for ref in item.refs]
         if record is None or record.phase is not Phase.READY:
             self._progress.say(f"no cluster runs; {', '.join(refs)} will be on its nodes when it starts")
+            return
+        if dead := state.unreachable(record, processes.boot_id(), processes.alive):
+            self._progress.say(
+                f"{', '.join(dead)} do not run; {', '.join(refs)} will be on the nodes when `make cluster-up` has repaired the cluster"
+            )
             return
         nodes = [name for name in record.machines if "containerd" in record.machines[name].daemons]
 
@@ -324,17 +355,19 @@ class LocalProvider:
         record = self._running()
         dead = state.dead_processes(record, processes.boot_id(), processes.alive)
         if dead:
-            raise StateError(
-                f"the cluster is broken: {', '.join(dead)} do not run; repair it with `python -m cluster up`"
-            )
+            raise StateError(f"the cluster is broken: {', '.join(dead)} do not run; repair it with `make cluster-up`")
         programs = {name: Path(path) for name, path in record.programs.items()}
+        if not (programs["kubectl"].exists() and programs["helm"].exists()):
+            raise StateError(
+                f"{programs['kubectl']} or helm is gone since the cluster was started; `make cluster-up` finds or builds them again"
+            )
         return Cluster(self.name, self._layout.kubeconfig, programs["kubectl"], programs["helm"], direct=True)
 
     def status(self) -> Report:
         """Nodes, daemons, memory and images; also of a broken cluster."""
         record = state.load(self._layout.state)
         if record is None:
-            raise StateError("no cluster runs; start one with `python -m cluster up`")
+            raise StateError("no cluster runs; start one with `make cluster-up`")
         return collect(self._layout, record)
 
     # --- faults and repair, for tests --------------------------------------------------------------------------------
@@ -367,7 +400,7 @@ class LocalProvider:
             self._start_node(record, name)
             wait.until(
                 f"{name}: the kubelet renews its lease",
-                lambda: None if client.get(lease) != before else "not yet",
+                lambda: client.look(lambda: None if client.get(lease) != before else "not yet"),
                 deadline_s=READY_DEADLINE_S,
                 interval_s=0.2,
                 log=self._layout.log(name, "kubelet"),
@@ -376,8 +409,16 @@ class LocalProvider:
     def _running(self) -> ClusterState:
         record = state.load(self._layout.state)
         if record is None or record.phase is not Phase.READY:
-            raise StateError("no cluster runs; start one with `python -m cluster up`")
+            raise StateError("no cluster runs; start one with `make cluster-up`")
         return record
+
+
+def _programs(host: Host) -> dict[str, str]:
+    return {name: str(path) for name, path in host.programs.items()}
+
+
+def _daemons(plan: Plan) -> dict[str, dict[str, list[str]]]:
+    return {name: {daemon: list(argv) for daemon, argv in daemons.items()} for name, daemons in plan.daemons.items()}
 
 
 def _load_kernel_modules() -> None:

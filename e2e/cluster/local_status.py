@@ -8,6 +8,7 @@ from typing import Any
 
 from cluster import cgroups, processes, store
 from cluster.api import ApiClient, is_ready
+from cluster.errors import HarnessError
 from cluster.layout import Layout
 from cluster.plan import GPU_RESOURCE
 from cluster.state import ClusterState, MachineState, Phase
@@ -30,7 +31,7 @@ def collect(layout: Layout, record: ClusterState) -> Report:
         try:
             nodes = {node["metadata"]["name"]: node for node in _items(client, "/api/v1/nodes")}
             pods = [pod["spec"].get("nodeName") for pod in _items(client, "/api/v1/pods")]
-        except OSError as error:
+        except (OSError, HarnessError) as error:
             problems.append(f"its API server does not answer ({error})")
     machines = [
         _machine(layout, index, name, entry, alive[name], nodes.get(name), pods.count(name))
@@ -40,13 +41,18 @@ def collect(layout: Layout, record: ClusterState) -> Report:
         f"{machine.name} is {machine.condition}" for machine in machines if machine.condition not in ("up", "Ready")
     ]
     problems += [f"{machine.name}/{name} is dead" for machine in machines for name, runs in machine.daemons if not runs]
+    stored: dict[str, dict[str, str]] = {}
+    for name in (name for name, daemons in alive.items() if "containerd" in daemons):
+        try:
+            stored[name] = store.Ctr(layout.containerd_socket(name)).images()
+        except HarnessError as error:
+            problems.append(f"{name}/containerd does not answer ({error})")
     heading = (
         f"local cluster in {layout.base}, started {duration(time.time() - record.started)} ago; logs in {layout.logs}"
     )
     if problems:
-        heading += f"\nBROKEN: {'; '.join(problems)}. Repair it with `python -m cluster up`."
-    serving = [name for name, daemons in alive.items() if "containerd" in daemons]
-    return Report(render(heading, machines, _images(layout, serving)), healthy=not problems)
+        heading += f"\nBROKEN: {'; '.join(problems)}. Repair it with `make cluster-up`."
+    return Report(render(heading, machines, _images(layout, stored)), healthy=not problems)
 
 
 def _items(client: ApiClient, path: str) -> list[dict[str, Any]]:
@@ -87,14 +93,13 @@ def _quantity(resource: str, quantity: str) -> str:
     return f"{quantity} cpu" if resource == "cpu" else f"{quantity} {resource}"
 
 
-def _images(layout: Layout, nodes: list[str]) -> list[ImageStatus]:
+def _images(layout: Layout, on: dict[str, dict[str, str]]) -> list[ImageStatus]:
     blobs = layout.seed / "store" / store.BLOBS
-    on = {node: store.Ctr(layout.containerd_socket(node)).images() for node in nodes}
     return [
         ImageStatus(
             ref,
             sum((blobs / blob).stat().st_size for blob in image.blobs),
-            [node for node, images in on.items() if images.get(ref) == image.digest],
+            [node for node, images in on.items() if images.get(ref) in image.targets],
         )
         for ref, image in sorted(store.read_seed(layout).images.items())
     ]

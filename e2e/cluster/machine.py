@@ -33,15 +33,9 @@ _INIT = Path(__file__).resolve().parent / "machine_init.py"
 _ATTACH = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1"; shift; n=$((n - 1)); done; exec "$@"'
 
 
-def create_mount_points() -> list[str]:
-    """Make the mount points that the host lacks; returns them, outermost first."""
-    created: list[str] = []
-    for target in BINDS.values():
-        path = Path(target)
-        if not path.exists():
-            path.mkdir(parents=True)
-            created.append(target)
-    return created
+def missing_mount_points() -> list[str]:
+    """Mount points that the host lacks: to be recorded, then made."""
+    return [target for target in BINDS.values() if not Path(target).exists()]
 
 
 def boot(layout: Layout, name: str, pause: Path, record: Callable[[Process], None]) -> Process:

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterable
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any
 
 from cluster.errors import CommandError, PrerequisiteError
 from cluster.layout import Machine, Network
 from cluster.processes import Process
 from cluster.run import run
+
+_CALL_IPTABLES = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 
 def host_routes() -> list[dict[str, Any]]:
@@ -43,8 +46,26 @@ def owned_links(network: Network, links: Iterable[str]) -> list[str]:
     return sorted(link for link in links if link == network.bridge or link.startswith(network.veth("")))
 
 
+def firewall_problem(call_iptables: str, rules: str) -> str | None:
+    """Why the host's firewall would keep nodes apart, or None. call_iptables: the sysctl; rules: `iptables -S FORWARD`."""
+    if call_iptables.strip() != "1" or not rules.startswith("-P FORWARD DROP"):
+        return None
+    return (
+        "this machine's firewall drops what passes through a bridge (policy DROP of FORWARD, as Docker and ufw set it), so nodes "
+        "could not talk to each other; `sysctl -w net.bridge.bridge-nf-call-iptables=0` keeps it off bridges, or use kind"
+    )
+
+
+def _check_firewall() -> None:
+    if _CALL_IPTABLES.exists():
+        problem = firewall_problem(_CALL_IPTABLES.read_text(), run(["iptables", "-w", "5", "-S", "FORWARD"]))
+        if problem:
+            raise PrerequisiteError(problem)
+
+
 def create_bridge(network: Network) -> None:
-    """The bridge with the host's address. Raises PrerequisiteError when another network is in the way."""
+    """The bridge with the host's address. Raises PrerequisiteError when another network or the firewall is in the way."""
+    _check_firewall()
     in_the_way = conflicts(network, host_routes())
     if in_the_way:
         raise PrerequisiteError(

@@ -63,12 +63,28 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any file or command line does. Certificates are not part of it: they differ each time."""
+        """Changes when any file or command line does. Certificates are not part of it: they differ each time.
+
+        Programs count by version, not by place, so that another home folder or clone finds the same cluster.
+        """
         content = {
             "files": {str(path): text for path, text in self.files.items()},
-            "daemons": self.daemons,
+            "daemons": {
+                name: {daemon: _placeless(argv) for daemon, argv in daemons.items()}
+                for name, daemons in self.daemons.items()
+            },
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+_OWN_PLACE = (f"PYTHONPATH={Path(__file__).resolve().parent.parent}", sys.executable)
+"""Words of a command line that say where this clone and its interpreter are."""
+
+
+def _placeless(argv: tuple[str, ...]) -> list[str]:
+    """A command line without the folders of one user: a built program keeps `NAME-HASH/bin/PROGRAM`."""
+    program, *arguments = argv
+    return ["/".join(Path(program).parts[-3:]), *(word for word in arguments if word not in _OWN_PLACE)]
 
 
 def render(config: ClusterConfig, layout: Layout, host: Host) -> Plan:
@@ -198,9 +214,8 @@ def _node(
         "kube-proxy": _kube_proxy(layout, node.name, programs),
     }
     if config.gpus:
-        package = str(Path(__file__).resolve().parent.parent)
-        command = (sys.executable, "-P", "-m", "cluster.gpu", "--count", str(config.gpus), "--node", node.name)
-        daemons["gpu-plugin"] = ("/usr/bin/env", f"PYTHONPATH={package}", *command)
+        command = ("-P", "-m", "cluster.gpu", "--count", str(config.gpus), "--node", node.name)
+        daemons["gpu-plugin"] = ("/usr/bin/env", *_OWN_PLACE, *command)
     return daemons
 
 

@@ -87,17 +87,20 @@ def detach(
     The caller need not reap it, and a signal to the caller's terminal does not reach it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        ["setsid", "--fork", "sh", "-c", _DETACH, "sh", *argv],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        env={**env, "LOG": str(log)},
-        pass_fds=pass_fds,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    process = identify(int(done.stdout))
+    try:
+        done = subprocess.run(
+            ["setsid", "--fork", "sh", "-c", _DETACH, "sh", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={**env, "LOG": str(log)},
+            pass_fds=pass_fds,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        process = identify(int(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise CommandError(f"`{' '.join(argv)}` could not be started: {error}") from error
     if process is None:
         raise CommandError(f"`{' '.join(argv)}` ended at once; its log {log} ends:\n{log_tail(log)}")
     return process

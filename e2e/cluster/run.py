@@ -71,6 +71,8 @@ def _run(
             check=False,
         )
     except FileNotFoundError as error:
-        raise PrerequisiteError(f"{command[0]} was not found; run `python -m cluster prerequisites`") from error
+        raise PrerequisiteError(
+            f"{command[0]} was not found; `make cluster-up` installs what Debian and Ubuntu have"
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise DeadlineError(f"`{shown}` did not end within {deadline_s:.0f} s") from error

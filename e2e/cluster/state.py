@@ -123,3 +123,9 @@ def dead_processes(state: ClusterState, boot: str, is_alive: Callable[[Process],
             continue
         dead += [f"{name}/{daemon}" for daemon, process in machine.daemons.items() if not is_alive(process)]
     return dead
+
+
+def unreachable(state: ClusterState, boot: str, is_alive: Callable[[Process], bool]) -> list[str]:
+    """Machines and containerds that do not run: no image can be given to them."""
+    dead = dead_processes(state, boot, is_alive)
+    return [name for name in dead if name.partition("/")[2] in ("", "containerd")]

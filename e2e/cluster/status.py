@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Report:
-    """The answer of `python -m cluster status`."""
+    """The answer of `make cluster-status`."""
 
     text: str
     healthy: bool

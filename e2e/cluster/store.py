@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cluster import archive, configs, wait
 from cluster.archive import Archive
-from cluster.errors import CommandError, UsageError
+from cluster.errors import CommandError, DeadlineError, UsageError
 from cluster.layout import Layout
 from cluster.processes import DAEMON_ENV
 from cluster.progress import Progress
@@ -50,6 +50,13 @@ class SeedImage:
     """Digests (hex) of manifest, configuration and layers; the manifest first, then the configuration."""
     loaded: float
     """When it was last asked for, in seconds since the epoch; pruning goes by it."""
+    indexes: list[str] = field(default_factory=list)
+    """Digests (hex) of the indexes above the manifest, outermost first: what some builders give an image's name to."""
+
+    @property
+    def targets(self) -> set[str]:
+        """Digests that a node's record of this image may name: a linked image has the manifest, a copied record the index."""
+        return {self.digest, *(f"sha256:{index}" for index in self.indexes)}
 
 
 @dataclass
@@ -64,6 +71,12 @@ class Seed:
         scratch = path.with_suffix(".tmp")
         scratch.write_text(json.dumps(asdict(self), indent=1))
         scratch.rename(path)
+
+    def forget(self, ref: str) -> None:
+        """Drop an image, and the layers that no other image has."""
+        del self.images[ref]
+        used = {layer for image in self.images.values() for layer in image.layers}
+        self.folders = {layer: folder for layer, folder in self.folders.items() if layer in used}
 
 
 def read_seed(layout: Layout) -> Seed:
@@ -81,7 +94,7 @@ class Ctr:
     """containerd's command line at one socket, in the namespace that the kubelet uses."""
 
     def __init__(self, socket: Path) -> None:
-        self._prefix = ["ctr", "--address", str(socket), "--namespace", "k8s.io"]
+        self._prefix = ["ctr", "--connect-timeout", "2s", "--address", str(socket), "--namespace", "k8s.io"]
 
     def __call__(self, *arguments: str | Path, deadline_s: float = 60.0, input_file: Path | None = None) -> str:
         return run([*self._prefix, *arguments], deadline_s=deadline_s, env=DAEMON_ENV, input_file=input_file)
@@ -90,7 +103,7 @@ class Ctr:
         """None when the daemon answers."""
         try:
             self("version", deadline_s=10)
-        except CommandError as error:
+        except (CommandError, DeadlineError) as error:
             return str(error)
         return None
 
@@ -160,18 +173,21 @@ def load_into_seed(layout: Layout, archives: Iterable[Archive], progress: Progre
         _touch(layout, seed, wanted)
         return seed
     layout.seed.mkdir(parents=True, exist_ok=True)
+    index = layout.seed / "seed.json"
     with _seed_daemon(layout) as ctr:
+        for stray in ctr.images().keys() - seed.images.keys():  # of an import or a removal that was cut off
+            ctr("images", "remove", "--sync", stray, deadline_s=300)
         for item in fresh:
             size = item.path.stat().st_size
             with progress.step(f"import {', '.join(item.refs)} ({size / 1e6:.0f} MB) into the seed store"):
                 _import(ctr, layout, item, seed)
+            seed.save(index)
         newest = {ref for item in wanted for ref in item.refs}
         for ref in superseded({ref: image.loaded for ref, image in seed.images.items()}, newest):
             progress.say(f"drop {ref} from the seed store: superseded")
+            seed.forget(ref)
+            seed.save(index)  # before its files go: nodes must never be given what is only half there
             ctr("images", "remove", "--sync", ref, deadline_s=300)
-            del seed.images[ref]
-        kept = ctr.layers()
-    seed.folders = {layer: folder for layer, folder in seed.folders.items() if layer in kept}
     _touch(layout, seed, wanted)
     return seed
 
@@ -207,21 +223,18 @@ def _import(ctr: Ctr, layout: Layout, item: Archive, seed: Seed) -> None:
 def _describe(ctr: Ctr, layout: Layout, item: Archive, digest: str, seed: Seed) -> SeedImage:
     blobs = layout.seed / "store" / BLOBS
     manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_bytes())
-    while "manifests" in manifest:  # an index: take this machine's image
-        digest = next(
-            entry["digest"]
-            for entry in manifest["manifests"]
-            if entry.get("platform", {}).get("architecture", archive.architecture()) == archive.architecture()
-        )
+    indexes: list[str] = []
+    while "manifests" in manifest:
+        indexes.append(digest.removeprefix("sha256:"))
+        digest = archive.own_manifest(manifest, item.path)
         manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_bytes())
     config = json.loads((blobs / manifest["config"]["digest"].removeprefix("sha256:")).read_bytes())
     layers = archive.chain_ids(config["rootfs"]["diff_ids"])
     seed.folders |= dict(zip(layers, _folders(ctr, layers[-1]), strict=True))
     digests = [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
     unique = list(dict.fromkeys(entry.removeprefix("sha256:") for entry in digests))
-    return SeedImage(
-        item.identity, digest, manifest.get("mediaType") or archive.OCI_MANIFEST, layers, unique, time.time()
-    )
+    media_type = manifest.get("mediaType") or archive.OCI_MANIFEST
+    return SeedImage(item.identity, digest, media_type, layers, unique, time.time(), indexes)
 
 
 def _folders(ctr: Ctr, top: str) -> list[str]:
@@ -299,11 +312,11 @@ def populate(layout: Layout, node: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     for stale in (*store.iterdir(), *(store / CONTENT).iterdir()):
         if stale.name not in (CONTENT, SNAPSHOTS, "io.containerd.metadata.v1.bolt", "blobs"):
-            shutil.rmtree(stale)
+            shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
     _refresh_snapshots(
         snapshots, layout.seed / "store" / SNAPSHOTS / "snapshots", refresh(seed.folders, layers, os.listdir(snapshots))
     )
-    wanted = {blob for image in seed.images.values() for blob in image.blobs}
+    wanted = {blob for image in seed.images.values() for blob in (*image.blobs, *image.indexes)}
     here = set(os.listdir(blobs))
     for blob in here - wanted:
         (blobs / blob).unlink()
@@ -349,7 +362,7 @@ def drop_parked(layout: Layout, keep: Iterable[str]) -> None:
 def link(layout: Layout, node: str, ref: str, seed: Seed) -> bool:
     """Give a running node one image of the seed. Returns False where it has it already."""
     image, ctr, store = seed.images[ref], Ctr(layout.containerd_socket(node)), layout.store(node)
-    if ctr.images().get(ref) == image.digest:
+    if ctr.images().get(ref) in image.targets:
         return False
     layers, have = _read_layers(store) or {}, ctr.layers()
     for stale in (name for name in have if name.startswith(PROBE)):
@@ -404,9 +417,8 @@ def prune(layout: Layout, node: str, seed: Seed) -> list[str]:
     """Remove images of a running node that the seed no longer has and no container uses; returns them."""
     ctr = Ctr(layout.containerd_socket(node))
     images = ctr.images()
-    wanted = {image.digest for image in seed.images.values()} | {
-        images[ref] for ref in ctr.images_in_use() if ref in images
-    }
+    wanted = {images[ref] for ref in ctr.images_in_use() if ref in images}
+    wanted = wanted.union(*(image.targets for image in seed.images.values()))
     dropped = sorted(ref for ref, digest in images.items() if digest not in wanted)
     for ref in dropped:
         ctr("images", "remove", "--sync", ref, deadline_s=300)

@@ -7,16 +7,18 @@ the folder's files and the build flags below. Go's own caches stay where Go keep
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.caches import cache_root, exclusive
-from cluster.errors import PrerequisiteError
+from cluster.errors import CommandError, PrerequisiteError
 from cluster.progress import Progress
+from cluster.run import run
 from cluster.stream import stream
 
 SOURCES = Path(__file__).resolve().parent.parent / "tools"
@@ -32,6 +34,13 @@ class Tool:
     version: str
     packages: tuple[str, ...]
     ldflags: tuple[str, ...] = ()
+    folder: str = ""
+    """Of the module, where it is not called like the tool."""
+
+    @property
+    def sources(self) -> Path:
+        """The module's folder."""
+        return SOURCES / (self.folder or self.name)
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -56,6 +65,8 @@ def _kubernetes(version: str) -> Tool:
 
 
 KUBERNETES = _kubernetes("v1.34.4")
+KUBECTL = replace(KUBERNETES, name="kubectl", packages=("k8s.io/kubernetes/cmd/kubectl",), folder="kubernetes")
+"""For clusters that others run: a fifth of the compiling."""
 HELM = Tool(
     "helm",
     "helm.sh/helm/v3",
@@ -89,7 +100,7 @@ def cache_key(tool: Tool, *sources: bytes) -> str:
 
 def bin_dir(tool: Tool, root: Path | None = None) -> Path:
     """Where the tool's programs are or will be."""
-    key = cache_key(tool, *(path.read_bytes() for path in sorted((SOURCES / tool.name).iterdir())))
+    key = cache_key(tool, *(path.read_bytes() for path in sorted(tool.sources.iterdir())))
     return (root or cache_root() / "tools") / f"{tool.name}-{key}" / "bin"
 
 
@@ -107,11 +118,43 @@ def ensure(progress: Progress, wanted: tuple[Tool, ...] = ALL, root: Path | None
     return found
 
 
-def _build(tool: Tool, target: Path, progress: Progress) -> None:
+def needed_go(go_mod: str) -> str:
+    """The Go version that a go.mod asks for."""
+    found = re.search(r"^go (\S+)$", go_mod, re.MULTILINE)
+    assert found is not None, "our own files name it"
+    return found[1]
+
+
+def go_version(text: str) -> tuple[int, ...]:
+    """`go1.26.8` -> (1, 26, 8); empty for a development version."""
+    found = re.match(r"(?:go)?(\d+(?:\.\d+)*)", text.strip())
+    return tuple(map(int, found[1].split("."))) if found else ()
+
+
+def _check_go(tool: Tool) -> None:
+    needed = needed_go((tool.sources / "go.mod").read_text())
+    what = f"{tool.name} {tool.version} is built from source"
     if shutil.which("go") is None:
+        raise PrerequisiteError(f"the Go toolchain was not found; {what}: install Go {needed} or newer")
+    try:
+        # An older Go fetches the wanted toolchain now, if GOTOOLCHAIN allows it.
+        have = run(["go", "env", "GOVERSION"], deadline_s=600, cwd=tool.sources, env=_go_environment())
+        said = have.strip()
+    except CommandError as error:
+        have, said = "go0", str(error)
+    if go_version(have) and go_version(have) < go_version(needed):
         raise PrerequisiteError(
-            f"the Go toolchain was not found; {tool.name} {tool.version} is built from source: install Go 1.24 or newer"
+            f"{what}, which needs Go {needed} or newer; here is {said}, and it did not fetch a newer one "
+            "(Go 1.21 and later do with GOTOOLCHAIN=auto): install a newer Go"
         )
+
+
+def _go_environment() -> dict[str, str]:
+    return {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"}
+
+
+def _build(tool: Tool, target: Path, progress: Progress) -> None:
+    _check_go(tool)
     for stale in target.parent.glob(f".{tool.name}-*.tmp"):  # left by a build that was killed; the lock is ours
         shutil.rmtree(stale)
     scratch = Path(tempfile.mkdtemp(prefix=f".{tool.name}-", suffix=".tmp", dir=target.parent))
@@ -130,8 +173,8 @@ def _build(tool: Tool, target: Path, progress: Progress) -> None:
         log=log,
         deadline_s=BUILD_DEADLINE_S,
         progress=progress,
-        cwd=SOURCES / tool.name,
-        env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"},
+        cwd=tool.sources,
+        env=_go_environment(),
         describe=describe,
     )
     scratch.chmod(0o755)

@@ -2,10 +2,10 @@
 
 import argparse
 import json
-import signal
 import sys
 from collections.abc import Sequence
 
+from cluster import interrupt
 from cluster.caches import exclusive
 from cluster.errors import HarnessError
 from cluster.progress import Progress
@@ -69,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HarnessError as error:
         print(f"images: error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("images: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -108,6 +111,5 @@ def _size(layout: Layout) -> None:
 
 
 if __name__ == "__main__":
-    # as Ctrl-C does, a TERM ends what was started and tidies up
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    interrupt.install()
     sys.exit(main())

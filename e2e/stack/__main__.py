@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
+from cluster import interrupt
 from cluster.errors import HarnessError, StateError
 from cluster.handle import current
 from stack.demo import demo
-from stack.progress import PROGRESS, ROOT, StepFailed, run_module
+from stack.prepare import prepare
+from stack.progress import PROGRESS, ROOT, StepFailed, run_module, started
 
 
 def running() -> bool:
@@ -25,10 +26,12 @@ def test(arguments: list[str]) -> int:
     keep = "--keep" in arguments or running()
     pytest = [sys.executable, "-m", "pytest", str(ROOT / "e2e" / "tests"), *(a for a in arguments if a != "--keep")]
     try:
-        return subprocess.run(pytest, cwd=ROOT, check=False).returncode
+        prepare()  # minutes the first time: out here it shows, and no test's deadline holds it
+        with started(pytest) as [child]:
+            return child.wait()
     finally:
         if not keep:
-            run_module("cluster", "down", deadline_s=120)
+            run_module("cluster", "down")
 
 
 def main(arguments: list[str]) -> int:
@@ -43,8 +46,12 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    interrupt.install()
     try:
         sys.exit(main(sys.argv[1:]))
     except (StepFailed, HarnessError) as exc:
         PROGRESS.say(f"error: {exc}")
         sys.exit(1)
+    except KeyboardInterrupt:
+        PROGRESS.say("interrupted")
+        sys.exit(130)

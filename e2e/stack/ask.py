@@ -22,7 +22,9 @@ def stream_chat(
         "stream": True,
     }
     timeout = httpx.Timeout(60.0, connect=10.0)
-    with httpx.stream("POST", f"{base_url}/v1/chat/completions", json=body, timeout=timeout) as response:
+    url = f"{base_url}/v1/chat/completions"
+    # trust_env: a proxy of this machine knows nothing of the cluster's addresses.
+    with httpx.stream("POST", url, json=body, timeout=timeout, trust_env=False) as response:
         if response.status_code != 200:
             raise StepFailed(
                 f"the router answered {response.status_code}: {response.read().decode(errors='replace')[:500]}"

@@ -45,6 +45,7 @@ class Load:
             except (httpx.HTTPError, StepFailed, ValueError, LookupError) as exc:
                 with self._lock:
                     self.errors.append(f"client {number}, turn {turn}: {type(exc).__name__}: {exc}")
+                self._stop.wait(0.2)  # a router that refuses at once must not be flooded
                 continue
             with self._lock:
                 if answer:

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster import interrupt
 from cluster.handle import Cluster
 from stack import release
 from stack.prepare import Prepared, prepare
+
+interrupt.install()  # a TERM takes the stack down like Ctrl-C
 
 
 @pytest.fixture(scope="session")
@@ -41,11 +44,11 @@ def namespace(stack: Cluster) -> Iterator[str]:
     """A namespace of one module's own, deleted afterwards with everything in it."""
     name = f"e2e-{uuid.uuid4().hex[:8]}"
     stack.kubectl("create", "namespace", name)
-    stack.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", name, "--timeout=60s")
+    stack.wait("serviceaccount/default", "create", namespace=name, deadline_s=60)
     yield name
-    stack.kubectl("delete", "llmd", "--all", "--namespace", name, "--timeout=60s", deadline_s=70)
-    stack.kubectl("wait", "pods", "--all", "--namespace", name, "--for=delete", "--timeout=120s", deadline_s=130)
-    stack.kubectl("delete", "namespace", name, "--timeout=120s", deadline_s=130)
+    stack.kubectl("delete", "llmd", "--all", "--namespace", name, "--timeout=60s")
+    stack.kubectl("wait", "pods", "--all", "--namespace", name, "--for=delete", "--timeout=120s")
+    stack.kubectl("delete", "namespace", name, "--timeout=120s")
 
 
 @pytest.fixture(scope="module")

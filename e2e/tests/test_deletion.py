@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import re
+
+from cluster import wait
 from cluster.handle import Cluster
 from stack import llmd
 
 NAME = "leaving"
 
 
+def everything(cluster: Cluster, namespace: str) -> set[str]:
+    """All objects of a namespace, whatever their kind and labels. Events stay for an hour by design."""
+    kinds = cluster.kubectl("api-resources", "--namespaced", "--verbs=list,delete", "-o", "name").split()
+    wanted = ",".join(kind for kind in kinds if not kind.startswith("events"))
+    return set(cluster.kubectl("get", wanted, "-n", namespace, "-o", "name").split())
+
+
 def test_delete_leaves_nothing(stack: Cluster, namespace: str) -> None:
+    for standard in ("serviceaccount/default", "configmap/kube-root-ca.crt"):  # Kubernetes adds them to each namespace
+        stack.wait(standard, "create", namespace=namespace, deadline_s=60)
+    before = everything(stack, namespace)
     autoscaling = {"minReplicas": 1, "maxReplicas": 2, "targets": {"queueSize": "4"}}
     llmd.apply(stack, namespace, llmd.example(NAME, replicas=None, autoscaling=autoscaling))
     llmd.wait_ready(stack, namespace, NAME)
-    kinds = "deployments,replicasets,pods,services,endpointslices,horizontalpodautoscalers,configmaps,secrets,poddisruptionbudgets"
-    mine = ("-n", namespace, "-l", f"quire.dev/deployment={NAME}", "-o", "name")
-    children = stack.kubectl("get", kinds, *mine).split()
-    assert {name.split("/")[0].split(".")[0] for name in children} >= {
+    children = everything(stack, namespace) - before
+    assert {re.split(r"[./]", name)[0] for name in children} >= {
+        "llmdeployment",
         "deployment",
         "pod",
         "service",
@@ -24,6 +36,8 @@ def test_delete_leaves_nothing(stack: Cluster, namespace: str) -> None:
 
     assert not llmd.get(stack, namespace, NAME)["metadata"].get("finalizers")
     stack.kubectl("delete", f"llmd/{NAME}", "-n", namespace, "--wait=true", "--timeout=60s")
-    for child in children:
-        stack.kubectl("wait", child, "-n", namespace, "--for=delete", "--timeout=120s")
-    assert stack.kubectl("get", kinds, *mine).split() == []
+
+    def left() -> str | None:
+        return " ".join(sorted(everything(stack, namespace) - before)) or None
+
+    wait.until("everything of the LLMDeployment goes", left, deadline_s=120, interval_s=1)

@@ -30,7 +30,7 @@ def test_an_edit_rolls_to_a_new_revision_without_an_error(stack: Cluster, namesp
         llmd.patch_spec(stack, namespace, NAME, {"engine": {"maxNumSeqs": 4}})
         llmd.wait_ready(stack, namespace, NAME)
         llmd.wait(stack, namespace, NAME, "condition=Progressing=False", deadline_s=180)
-        stack.kubectl("wait", f"deployment/{NAME}-{old}", "-n", namespace, "--for=delete", "--timeout=180s")
+        stack.wait(f"deployment/{NAME}-{old}", "delete", namespace=namespace, deadline_s=180)
     assert load.completed > 0 and load.errors == []
 
     [new] = revisions(stack, namespace)

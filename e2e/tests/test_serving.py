@@ -25,7 +25,10 @@ def served(stack: Cluster, namespace: str) -> str:
 
 @pytest.fixture
 def client(router: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{router}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    direct = openai.DefaultHttpxClient(trust_env=False)  # around this machine's proxies
+    with openai.OpenAI(
+        base_url=f"{router}/v1", api_key="none", max_retries=0, timeout=60, http_client=direct
+    ) as client:
         yield client
 
 
@@ -69,7 +72,7 @@ def test_an_unknown_model_is_a_404_that_names_it(served: str, client: openai.Ope
 
 def test_a_prompt_longer_than_the_model_is_a_400_that_names_both_numbers(router: str, served: str) -> None:
     body = {"model": served, "prompt": [1] * 3000, "max_tokens": 1}
-    answer = httpx.post(f"{router}/v1/completions", json=body, timeout=30)
+    answer = httpx.post(f"{router}/v1/completions", json=body, timeout=30, trust_env=False)
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     assert "3000" in message and "2048" in message

@@ -10,14 +10,15 @@ import pytest
 
 from cluster import (
     cgroups,
+    choice,
     client,
     kind,
     leaks,
     machine_init,
     network,
     processes,
+    programs,
     progress,
-    providers,
     run,
     status,
     tools,
@@ -88,31 +89,91 @@ def test_a_tools_version_is_the_one_its_module_pins(tool: tools.Tool) -> None:
     assert all(f'"{package}"' in code or package == f"quire.dev/e2e/tools/{tool.name}" for package in tool.packages)
 
 
-OWN = Path("/var/lib/quire-cluster/run/admin.conf")
+def test_tools_are_built_without_a_single_package_installed(tmp_path: Path) -> None:
+    environment = {
+        "PYTHONPATH": str(tools.SOURCES.parent),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "QUIRE_CACHE_DIR": str(tmp_path),
+        "QUIRE_CLUSTER_PROVIDER": "local",
+        "PATH": "/nowhere",
+    }
+    command = [sys.executable, "-S", "-W", "error", "-m", "cluster.programs"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("cluster: error: the Go toolchain was not found") and done.stderr.count("\n") == 1
+
+
+def fake_go(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "go"
+    program.write_text(f"#!/bin/sh\n[ $1 = env ] && {version}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("version", ["echo go1.24.1", "{ echo 'go.mod requires go >= 1.26.0' >&2; exit 1; }"])
+def test_a_go_that_is_too_old_is_refused_before_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    fake_go(tmp_path, version, monkeypatch)
+    with pytest.raises(PrerequisiteError, match=r"(?s)helm v3.22.0 .*needs Go 1\.26\.0 .*GOTOOLCHAIN=auto"):
+        tools.ensure(progress.Progress(), (tools.HELM,), tmp_path / "cache")
+
+
+def test_go_versions_compare_as_numbers() -> None:
+    assert tools.go_version("go1.26.10\n") > tools.go_version("1.26.9") >= tools.go_version("1.26.0")
+    assert tools.go_version("devel +1234") == ()
+    for tool in (*tools.ALL, tools.KUBECTL):
+        assert tools.go_version(tools.needed_go((tool.sources / "go.mod").read_text())) >= (1, 24)
+
+
+OWN = {Path("/var/lib/quire-cluster/run/admin.conf"): "local", Path("/c/kind/kubeconfig"): "kind"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "has_kind", "has_engine", "name"),
+    ("environment", "kind_works", "name"),
     [
-        ({}, False, False, "local"),
-        ({}, True, False, "local"),
-        ({}, False, True, "local"),
-        ({}, True, True, "kind"),
-        ({"KUBECONFIG": "/home/u/.kube/config"}, True, True, "existing"),
-        ({"KUBECONFIG": str(OWN)}, False, False, "local"),
-        ({"KUBECONFIG": ""}, False, False, "local"),
-        ({"KUBECONFIG": "/x", "QUIRE_CLUSTER_PROVIDER": "local"}, False, False, "local"),
+        ({}, False, "local"),
+        ({}, True, "kind"),
+        ({"KUBECONFIG": ""}, False, "local"),
+        ({"KUBECONFIG": "/home/u/.kube/config"}, None, "existing"),
+        ({"KUBECONFIG": "/var/lib/quire-cluster/run/admin.conf"}, None, "local"),
+        ({"KUBECONFIG": "/c/kind/kubeconfig"}, None, "kind"),
+        ({"KUBECONFIG": "/x", "QUIRE_CLUSTER_PROVIDER": "local"}, None, "local"),
     ],
 )
 def test_the_provider_follows_from_what_is_there(
-    environment: dict[str, str], has_kind: bool, has_engine: bool, name: str
+    environment: dict[str, str], kind_works: bool | None, name: str
 ) -> None:
-    assert providers.decide(environment, [OWN], has_kind, has_engine) == name
+    def ask() -> bool:
+        assert kind_works is not None, "an engine is asked only where nothing else decides"
+        return kind_works
+
+    assert choice.decide(environment, OWN, ask) == name
 
 
 def test_an_unknown_provider_is_refused() -> None:
     with pytest.raises(UsageError, match="QUIRE_CLUSTER_PROVIDER is 'k3s'; it must be one of existing, kind, local"):
-        providers.decide({"QUIRE_CLUSTER_PROVIDER": "k3s"}, [OWN], False, False)
+        choice.decide({"QUIRE_CLUSTER_PROVIDER": "k3s"}, OWN, lambda: False)
+
+
+def test_a_cluster_of_somebody_else_needs_kubectl_and_helm_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("kubectl", "helm"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    expected = {"kubectl": tmp_path / "kubectl", "helm": tmp_path / "helm"}
+    assert programs.ensure("existing", progress.Progress()) == programs.ensure("kind", progress.Progress()) == expected
+    with pytest.raises(PrerequisiteError, match="Go toolchain was not found"):
+        programs.ensure("local", progress.Progress())
+
+
+def test_a_running_cluster_of_this_harness_is_found_by_its_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUIRE_CLUSTER_PROVIDER", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(Layout.from_environment().kubeconfig))
+    assert choice.provider() == "local"
 
 
 def test_kind_gets_the_same_ranges() -> None:
@@ -215,6 +276,7 @@ def test_shell_exports_put_the_tools_first_and_keep_proxies_out(monkeypatch: pyt
     assert client.shell_exports(cluster).splitlines() == [
         "export KUBECONFIG=/k/admin.conf",
         "export NO_PROXY=localhost,198.18.0.0/15",
+        "export no_proxy=localhost,198.18.0.0/15",
         "export PATH='/t o:/h':\"$PATH\"",
     ]
     assert cluster.environment["PATH"] == "/t o:/h:/usr/bin"

@@ -80,6 +80,20 @@ def test_what_changes_the_cluster_changes_the_fingerprint(config: ClusterConfig,
     assert plan.render(config, layout, host).fingerprint != usual.fingerprint
 
 
+def test_another_home_or_clone_finds_the_same_cluster_and_another_version_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fingerprint(home: str, version: str) -> str:
+        tools = Path(home) / ".cache/quire/tools" / f"kubernetes-{version}" / "bin"
+        programs = {name: tools / name if name.startswith("kube") else path for name, path in HOST.programs.items()}
+        return plan.render(ClusterConfig(gpus=1), LAYOUT, dataclasses.replace(HOST, programs=programs)).fingerprint
+
+    first = fingerprint("/home/a", "0123")
+    assert fingerprint("/home/a", "4567") != first
+    monkeypatch.setattr(plan, "_OWN_PLACE", ("PYTHONPATH=/home/b/quire/e2e", "/home/b/quire/.venv/bin/python"))
+    assert fingerprint("/home/b", "0123") == first
+
+
 @pytest.mark.parametrize("nodes", [0, -1, MAX_NODES + 1])
 def test_a_number_of_nodes_out_of_bounds_is_refused(nodes: int) -> None:
     with pytest.raises(UsageError, match=f"--nodes is {nodes}; it must be 1 to {MAX_NODES}"):
