@@ -34,6 +34,7 @@ DATABASES = (f"{SNAPSHOTS}/metadata.db", "io.containerd.metadata.v1.bolt/meta.db
 KEEP = 2
 """Images kept per repository: the newest and the one before it, so that a rollback finds its image."""
 IMPORT_DEADLINE_S = 900.0
+ANSWER_DEADLINE_S = 10.0
 PROBE = "quire-probe"
 
 
@@ -102,7 +103,7 @@ class Ctr:
     def answers(self) -> str | None:
         """None when the daemon answers."""
         try:
-            self("version", deadline_s=10)
+            self("version", deadline_s=ANSWER_DEADLINE_S)
         except (CommandError, DeadlineError) as error:
             return str(error)
         return None

@@ -3,6 +3,8 @@
 Each test starts from wherever the one before left off and ends with nothing left, as `down` promises.
 """
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -12,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import leaks, network, processes, providers, state, wait
+from cluster import archive, leaks, network, pause, processes, providers, state, wait
+from cluster.caches import cache_root
 from cluster.cgroups import MOUNTINFO, hierarchies
 from cluster.client import Cluster
+from cluster.errors import StateError
 from cluster.layout import Layout
 from cluster.local import LocalProvider
 from cluster.plan import ClusterConfig
@@ -57,19 +61,48 @@ def world() -> dict[str, set[str]]:
     }
 
 
-def run_pod(cluster: Cluster) -> None:
-    """A pod of the sandbox image runs: containerd, the kubelet, the network plugin and the image store work."""
-    sandbox = next(
-        iter(
-            image
-            for image in cluster.kubectl_json("get", "nodes")["items"][0]["status"]["images"]
-            if "quire/pause" in image["names"][0]
-        )
-    )
-    container = {"name": "pause", "image": sandbox["names"][0], "imagePullPolicy": "Never"}
+def run_pod(cluster: Cluster, image: str = "", name: str = "probe") -> None:
+    """A pod runs, of the sandbox image if of no other: containerd, the kubelet, the network plugin and the image store work."""
+    if not image:
+        known = cluster.kubectl_json("get", "nodes")["items"][0]["status"]["images"]
+        image = next(entry["names"][0] for entry in known if "quire/pause" in entry["names"][0])
+    container = {"name": "pause", "image": image, "imagePullPolicy": "Never"}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
-    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}, namespace="default")
-    cluster.wait("pod/probe", "condition=Ready", namespace="default", deadline_s=60)
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace="default")
+    cluster.wait(f"pod/{name}", "condition=Ready", namespace="default", deadline_s=60)
+
+
+def index_archive(name: str, program: bytes) -> bytes:
+    """An OCI archive as docker's buildx writes it: the name leads to an index of the image and an attestation."""
+    blobs: dict[str, bytes] = {}
+
+    def add(content: object) -> dict[str, object]:
+        raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+        key = hashlib.sha256(raw).hexdigest()
+        blobs[key] = raw
+        return {"digest": f"sha256:{key}", "size": len(raw)}
+
+    def manifest(config: object, media_type: str, layer: bytes) -> dict[str, object]:
+        layers = [{"mediaType": media_type, **add(layer)}]
+        config_entry = {"mediaType": "application/vnd.oci.image.config.v1+json", **add(config)}
+        document = {"schemaVersion": 2, "mediaType": archive.OCI_MANIFEST, "config": config_entry, "layers": layers}
+        return {"mediaType": archive.OCI_MANIFEST, **add(document)}
+
+    layer = archive._tar({"pause": program}, mode=0o755)
+    roots = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]}
+    own = {"architecture": archive.architecture(), "os": "linux"}
+    config = {**own, "config": {"Entrypoint": ["/pause"], "User": "65535:65535"}, "rootfs": roots}
+    unknown = {"architecture": "unknown", "os": "unknown"}
+    attestation = manifest(
+        {**unknown, "rootfs": {"type": "layers", "diff_ids": []}}, "application/vnd.in-toto+json", b"{}"
+    )
+    image = manifest(config, "application/vnd.oci.image.layer.v1.tar", layer)
+    index = {"schemaVersion": 2, "manifests": [attestation | {"platform": unknown}, image | {"platform": own}]}
+    top = {"mediaType": "application/vnd.oci.image.index.v1+json", **add(index)}
+    names = {"annotations": {"io.containerd.image.name": name}}
+    files = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}'}
+    files["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [top | names]}).encode()
+    return archive._tar(files | {f"blobs/sha256/{key}": raw for key, raw in blobs.items()}, mode=0o644)
 
 
 def test_up_gives_a_cluster_that_runs_pods_and_a_second_up_reuses_it(provider: LocalProvider) -> None:
@@ -155,6 +188,45 @@ def test_a_start_that_is_killed_half_way_leaves_nothing_after_down(
     provider.down()
     assert leaks.residue(LAYOUT) == {}
     assert not LAYOUT.work.exists() and not LAYOUT.state.exists()
+
+
+def test_another_home_folder_reuses_the_cluster_and_takes_its_programs_along(
+    provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider.up(ONE_NODE)
+    started = state.load(LAYOUT.state)
+    (tmp_path / "tools").symlink_to(cache_root() / "tools")
+    with monkeypatch.context() as other:
+        other.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+        provider.up(ONE_NODE)
+    adopted = state.load(LAYOUT.state)
+    assert started is not None and adopted is not None
+    assert adopted.machines == started.machines, "the same processes run"
+    assert adopted.programs["kubectl"].startswith(str(tmp_path))
+    (tmp_path / "tools").unlink()  # the other user goes
+    with pytest.raises(StateError, match="gone since the cluster was started; `make cluster-up`"):
+        provider.connect()
+    provider.up(ONE_NODE)
+    run_pod(provider.connect())
+    provider.restart_daemon("node-1", "kubelet")
+    assert state.load(LAYOUT.state) != started, "a new kubelet"
+    run_pod(provider.connect(), name="after-the-restart")
+
+
+def test_an_image_behind_an_index_runs_where_it_is_linked_and_where_it_is_copied(
+    provider: LocalProvider, tmp_path: Path
+) -> None:
+    provider.up(ONE_NODE)
+    ref = "docker.io/quire/indexed:1"
+    path = tmp_path / "indexed.tar"
+    path.write_bytes(index_archive(ref, pause.ensure(LAYOUT.base / "pause").program.read_bytes()))
+    provider.load([path])
+    run_pod(provider.connect(), ref)
+    images = provider.status().text.partition("ON NODES")[2]
+    assert "node-1" in next(line for line in images.splitlines() if line.startswith("quire/indexed:1"))
+    provider.down()
+    provider.up(ONE_NODE)
+    run_pod(provider.connect(), ref)
 
 
 def test_up_after_a_killed_start_builds_a_working_cluster(provider: LocalProvider) -> None:

@@ -49,9 +49,17 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
 
 
 @pytest.mark.skipif(shutil.which("ctr") is None, reason="needs containerd's command line")
-def test_a_containerd_that_does_not_answer_yet_is_waited_for(tmp_path: Path) -> None:
+def test_a_containerd_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     said = Ctr(tmp_path / "no.sock").answers()
     assert said is not None and "no.sock" in said
+
+
+def test_a_containerd_that_hangs_is_waited_for(
+    programs: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "DAEMON_ENV", {"PATH": str(programs("ctr", "exec sleep 60").parent) + ":/usr/bin:/bin"})
+    monkeypatch.setattr(store, "ANSWER_DEADLINE_S", 0.2)
+    assert "did not end within" in str(Ctr(tmp_path / "c.sock").answers())
 
 
 def image(*layers: str) -> SeedImage:
