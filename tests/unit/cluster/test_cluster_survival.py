@@ -427,7 +427,9 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_a_command_in_order_and_only_once(tmp_path: Path, number: signal.Signals) -> None:
     mark = tmp_path / "mark"
-    child = subprocess.Popen([sys.executable, "-c", INTERRUPTED, str(mark)], env=os.environ | {"PYTHONPATH": str(E2E)})
+    # Where the tests run in the background or under nohup, what they start ignores INT or HUP.
+    command = ["env", "--default-signal=INT,HUP,TERM", sys.executable, "-c", INTERRUPTED, str(mark)]
+    child = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(E2E)})
     try:
         wait.until("it runs", lambda: None if mark.exists() else "no mark", deadline_s=30)
         child.send_signal(number)
