@@ -1,4 +1,4 @@
-"""Command line of the harness: `PYTHONPATH=e2e python -m cluster COMMAND`. Progress goes to stderr, results to stdout."""
+"""Command line of the harness: `PYTHONPATH=e2e .venv/bin/python -m cluster COMMAND`. Progress goes to stderr, results to stdout."""
 
 import argparse
 import sys

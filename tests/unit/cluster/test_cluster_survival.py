@@ -469,10 +469,12 @@ def test_a_command_takes_down_what_it_started_before_it_ends(tmp_path: Path) -> 
         parent.wait()
 
 
-def test_no_message_names_a_command_that_fails_as_typed() -> None:
-    """Without a virtual environment and PYTHONPATH `python -m cluster` is nothing; `make` targets are what people type."""
-    sources = [path for folder in ("cluster", "stack") for path in (E2E / folder).glob("*.py")]
-    found = [path.name for path in sources for line in path.read_text().splitlines() if "`python -m cluster " in line]
+def test_no_message_and_no_page_names_a_command_that_fails_as_typed() -> None:
+    """Without the virtual environment and PYTHONPATH `python -m cluster` is nothing; `make` targets are what people type."""
+    root = E2E.parent
+    places = [*E2E.glob("cluster/*.py"), *E2E.glob("stack/*.py"), *root.glob("docs/*.md"), root / "README.md"]
+    wrong = ("`python -m cluster ", "(python -m cluster ", "PYTHONPATH=e2e python ")
+    found = [str(path) for path in places if any(command in path.read_text() for command in wrong)]
     assert found == []
 
 
