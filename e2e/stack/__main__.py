@@ -27,7 +27,7 @@ def test(arguments: list[str]) -> int:
     pytest = [sys.executable, "-m", "pytest", str(ROOT / "e2e" / "tests"), *(a for a in arguments if a != "--keep")]
     try:
         prepare()  # minutes the first time: out here it shows, and no test's deadline holds it
-        with started(pytest) as [child]:
+        with started(pytest, stdin=None) as [child]:
             return child.wait()
     finally:
         if not keep:

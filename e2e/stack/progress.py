@@ -41,12 +41,14 @@ def run_modules(*calls: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def started(*commands: Sequence[str], stdout: int | None = None) -> Iterator[list[subprocess.Popen[str]]]:
+def started(
+    *commands: Sequence[str], stdin: int | None = subprocess.DEVNULL, stdout: int | None = None
+) -> Iterator[list[subprocess.Popen[str]]]:
     """The commands' processes, in the repository's root. Those that still run after the block are told to end what they started."""
     children: list[subprocess.Popen[str]] = []
     try:
         for command in commands:
-            children.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stdout, text=True))
+            children.append(subprocess.Popen(command, cwd=ROOT, stdin=stdin, stdout=stdout, text=True))
         yield children
     finally:
         for child in children:
