@@ -101,6 +101,14 @@ class EngineConfig(BaseModel):
     )
     tensor_parallel_size: int = Field(1, ge=1, le=1, description="GPUs that share each layer; only 1 for now")
     pipeline_parallel_size: int = Field(1, ge=1, le=1, description="groups of layers on different GPUs; only 1 for now")
+    deterministic: bool = Field(
+        False,
+        description="check at the start that a greedy request gets the same bits whatever else runs, and refuse to start where it "
+        "does not; on a CPU this holds without the flag, at no cost",
+    )
+    logits_processors: tuple[str, ...] = Field(
+        (), description="entry points of quire.logits_processors that requests pass through (repeat the flag)"
+    )
     seed: int = Field(0, ge=0, description="seed of requests that bring none")
     cpu_threads: int | None = Field(
         None, ge=1, le=1024, description="threads of the CPU back end; default: the container's CPU quota"

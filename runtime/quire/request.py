@@ -7,12 +7,30 @@ All times are seconds of CLOCK_MONOTONIC, which both processes share.
 from __future__ import annotations
 
 import enum
-import math
-from typing import Any
 
 import msgspec
 
 from quire.errors import RequestError
+from quire.sampling_params import RequestOutputKind, SamplingParams
+
+__all__ = [
+    "AbortRequest",
+    "AddRequest",
+    "EngineFailed",
+    "EngineReady",
+    "FinishReason",
+    "FromEngine",
+    "RequestOutputKind",
+    "SamplingParams",
+    "Shutdown",
+    "StepOutputs",
+    "StepStats",
+    "ToEngine",
+    "TokenDelta",
+    "TokenLogprobs",
+    "checked_priority",
+    "checked_salt",
+]
 
 
 class FinishReason(enum.StrEnum):
@@ -22,78 +40,6 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
-
-
-class RequestOutputKind(enum.Enum):
-    """What each `RequestOutput` of a stream holds: all so far, only what is new, or nothing before the end."""
-
-    CUMULATIVE = 0
-    DELTA = 1
-    FINAL_ONLY = 2
-
-
-class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How tokens are drawn and when to stop. Names and defaults are those that users of vLLM know.
-
-    temperature: 0 is greedy. top_k: 0 or -1 is off. top_p: (0, 1], 1 is off.
-    seed: the same seed gives the same tokens whatever else is in the batch; None draws a fresh one.
-    stop: strings; the text ends before the earliest match. stop_token_ids: token ids that end the sequence.
-    max_tokens: generated tokens at most; None is up to the model's length.
-    ignore_eos: keep going past the end-of-sequence tokens (benchmarks).
-    output_kind: what streams of the Python API hold; the engine does not look at it.
-
-    Fields may be set later; whoever takes parameters checks them anew with `clone`.
-    """
-
-    n: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    max_tokens: int | None = 16
-    ignore_eos: bool = False
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-
-    def __post_init__(self) -> None:
-        # One string, as programs write it for other engines, is one stop string and not its characters.
-        if isinstance(self.stop, str):
-            msgspec.structs.force_setattr(self, "stop", (self.stop,))
-
-        def bad(param: str, value: object, bound: str) -> RequestError:
-            return RequestError(f"{param} must be {bound}, got {value!r}", param=param, code="invalid_value")
-
-        if not 1 <= self.n <= 128:
-            raise bad("n", self.n, "between 1 and 128")
-        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
-            raise bad("temperature", self.temperature, "between 0 and 100")
-        if not -1 <= self.top_k < 2**63:
-            raise bad("top_k", self.top_k, "-1 (off), 0 (off) or a positive 64-bit integer")
-        if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
-            raise bad("top_p", self.top_p, "above 0 and at most 1")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise bad("seed", self.seed, "a 64-bit integer")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise bad("max_tokens", self.max_tokens, "at least 1")
-        if len(self.stop) > 16:
-            raise bad("stop", f"{len(self.stop)} strings", "at most 16 strings")
-        if any(not s for s in self.stop):
-            raise bad("stop", "", "non-empty strings")
-
-    @classmethod
-    def from_optional(cls, **fields: Any) -> SamplingParams:
-        """Parameters from fields of which those that are None keep their defaults; raises RequestError."""
-        return cls(**{name: value for name, value in fields.items() if value is not None})
-
-    def clone(self) -> SamplingParams:
-        """An independent copy, checked; raises RequestError that names a field out of bounds."""
-        return msgspec.structs.replace(self)
-
-    @property
-    def greedy(self) -> bool:
-        """True where the most likely token is taken."""
-        return self.temperature < 1e-5
 
 
 # --- server to engine ------------------------------------------------------------------------------------------
@@ -134,11 +80,21 @@ ToEngine = AddRequest | AbortRequest | ResetPrefixCache | Shutdown
 # --- engine to server ------------------------------------------------------------------------------------------
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities at one token. token_ids, logprobs: of the token itself, then of the likeliest ones, as many as were asked
+    for. rank: the token's place by probability, from 1."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one request. The last delta of a request carries `finish_reason`.
 
     stop_token_id: the token that ended it (it is the last of `token_ids`; it is no part of the text), else None.
-    num_cached_tokens: prompt tokens found in the prefix cache. queue_s: arrival to first scheduling.
+    logprobs: one for each of `token_ids`, where asked for. prompt_logprobs: with the first tokens, one for each token of the
+    prompt from its second on, where asked for. num_cached_tokens: prompt tokens found in the prefix cache. queue_s: arrival to first scheduling.
     """
 
     request_id: str
@@ -148,6 +104,8 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     queue_s: float | None = None
     error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,11 +190,3 @@ def checked_salt(cache_salt: str | None) -> str | None:
             code="invalid_value",
         )
     return cache_salt
-
-
-def sampling_params_from(fields: dict[str, Any]) -> SamplingParams:
-    """Build parameters from loosely typed fields (a request body); raises RequestError that names the field."""
-    try:
-        return msgspec.convert(fields, SamplingParams, strict=True)
-    except msgspec.ValidationError as exc:
-        raise RequestError(str(exc), param=str(exc).rpartition("`$.")[2].rstrip("`") or None) from exc

@@ -18,6 +18,8 @@ from quire_operator.resources.args import flag_name, serve_args
 FIELDS = sorted(set(Engine.model_fields) - {"extra_args"})
 
 NOT_OFFERED = {
+    "deterministic": "a check at the start; on a CPU it holds anyway",
+    "logits_processors": "needs a package that the image does not have; an own image names it in extraArgs",
     "model_impl": "for developers; auto is right in a cluster",
     "trust_remote_code": "runs code of a model in the pod; whoever wants that says so in extraArgs",
     "tensor_parallel_size": "only 1 for now",

@@ -12,7 +12,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from quire.errors import EngineDeadError
-from quire.request import AddRequest, EngineReady, FinishReason, StepOutputs, StepStats, TokenDelta
+from quire.request import (
+    AddRequest,
+    EngineReady,
+    FinishReason,
+    StepOutputs,
+    StepStats,
+    TokenDelta,
+    TokenLogprobs,
+)
 
 Reply = Callable[[AddRequest], Sequence[int]]
 END = 2
@@ -152,11 +160,21 @@ class ScriptedEngine:
                 reason = FinishReason.LENGTH
         if reason is not None:
             del self._live[request.request_id]
+        asked, wanted = request.params.logprobs, request.params.prompt_logprobs
         return TokenDelta(
             request_id=request.request_id,
             token_ids=ids,
+            logprobs=None if asked is None else [logprobs_of(token, asked) for token in ids],
+            prompt_logprobs=None
+            if wanted is None or not first
+            else [logprobs_of(token, wanted) for token in request.prompt_token_ids[1:]],
             finish_reason=reason,
             stop_token_id=stop_id,
             num_cached_tokens=1 if first else 0,
             queue_s=0.001 if first else None,
         )
+
+
+def logprobs_of(token: int, top: int) -> TokenLogprobs:
+    """What this engine says of a token: a number that tells it from others, and the likeliest ones, 3, 4, 5, ..."""
+    return TokenLogprobs([token, *range(3, 3 + top)], [-token / 100, *(-i / 10 for i in range(top))], 7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.errors import RequestError
 from quire.request import AddRequest
 
 
@@ -39,4 +40,8 @@ class Limits:
         if lowest < 0 or highest >= self.vocab_size:
             bad = lowest if lowest < 0 else highest
             return f"prompt token id {bad} is outside the model's vocabulary of {self.vocab_size}"
+        try:
+            request.params.check_ids(self.vocab_size, stops=False)
+        except RequestError as exc:
+            return str(exc)
         return None

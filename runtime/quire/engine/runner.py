@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from quire.engine.prompt_logprobs import PromptSpan, prompt_logprobs, prompt_spans
 from quire.engine.results import StepResult
 from quire.engine.sampling import Sampler
 from quire.engine.scheduler import StepPlan
@@ -42,12 +43,16 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan; one token for each entry that samples, in order."""
-        batch = self._batch(plan)
         rows = [entry.sequence for entry in plan.scheduled if entry.samples]
-        hidden = self.executor.forward(batch, self.kv)
-        return self.sampler(self.executor.logits(hidden), rows) if rows else StepResult()
+        spans = prompt_spans(plan)
+        hidden = self.executor.forward(self._batch(plan, spans), self.kv)
+        result = self.sampler(self.executor.logits(hidden[: len(rows)]), rows) if rows else StepResult()
+        if spans:
+            result.extras.prompt_logprobs = prompt_logprobs(self.executor, hidden[len(rows) :], spans)
+        return result
 
-    def _batch(self, plan: StepPlan) -> Batch:
+    def _batch(self, plan: StepPlan, spans: list[PromptSpan]) -> Batch:
+        """Rows wanted: those that sample, then those of the spans."""
         token_ids, positions, slots, size = self._token_ids, self._positions, self._slots, self._block_size
         wanted: list[int] = []
         at = widest = 0
@@ -62,14 +67,16 @@ class ModelRunner:
                 slots[at] = blocks[start // size] * size + start % size
             else:
                 end = at + count
-                span = positions[at:end] = np.arange(start, start + count)
+                places = positions[at:end] = np.arange(start, start + count)
                 token_ids[at:end] = sequence.tokens[start : start + count]
-                slots[at:end] = self._tables[index, span // size].astype(np.int64) * size + span % size
+                slots[at:end] = self._tables[index, places // size].astype(np.int64) * size + places % size
             at += count
             self._query_start[index + 1] = at
             self._context_lens[index] = start + count
             if entry.samples:
                 wanted.append(at - 1)
+        for span in spans:
+            wanted += range(span.row, span.row + len(span.tokens))
         count = len(plan.scheduled)
         return Batch(
             token_ids=self._tensor(token_ids[:at]),

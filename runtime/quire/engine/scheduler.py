@@ -135,13 +135,14 @@ class Scheduler:
         extras = extras or Extras()
         deltas: list[TokenDelta] = []
         position = 0
-        for entry in plan.scheduled:
+        for number, entry in enumerate(plan.scheduled):
             sequence = entry.sequence
             place = position
             position += entry.samples
             if sequence.state is State.FINISHED:
                 continue
             sequence.num_computed = entry.start + entry.num_tokens
+            sequence.prompt_logprobs += extras.prompt_logprobs.get(number, ())
             if entry.samples:
                 deltas.append(self._append(sequence, tokens[place], extras, place))
         return deltas
@@ -160,6 +161,7 @@ class Scheduler:
         if reason is not None:
             self._finish(sequence)
         queued = sequence.first_scheduled_s
+        logprobs = extras.logprobs.get(place)
         return TokenDelta(
             request_id=sequence.request_id,
             token_ids=[token],
@@ -167,13 +169,15 @@ class Scheduler:
             stop_token_id=token if reason is FinishReason.STOP else None,
             num_cached_tokens=sequence.num_cached if first else 0,
             queue_s=max(queued - sequence.arrival_s, 0.0) if first and queued is not None else None,
+            logprobs=None if logprobs is None else [logprobs],
+            prompt_logprobs=sequence.prompt_logprobs if first and sequence.params.prompt_logprobs is not None else None,
         )
 
     def _make_way(self, now: float) -> None:
         """Admit waiting sequences that outrank running ones, preempting these where a place or blocks are missing."""
         head = self.waiting.head()
         while head is not None and self.running and self.waiting.outranks(head, self.running[-1]):
-            hits = self.kv.find_prefix(head.table, head.tokens)
+            hits = self._find_prefix(head)
             if self._fits(head, hits):
                 self._admit(self.waiting.pop(), now, hits)
                 head = self.waiting.head()
@@ -209,7 +213,7 @@ class Scheduler:
             sequence = self.waiting.head()
             if sequence is None or len(self.running) >= self.max_num_seqs:
                 return
-            hits = self.kv.find_prefix(sequence.table, sequence.tokens)
+            hits = self._find_prefix(sequence)
             if not self._fits(sequence, hits):
                 return
             self._admit(self.waiting.pop(), now, hits)
@@ -218,6 +222,10 @@ class Scheduler:
             grown = self.kv.grow(sequence.table, sequence.tokens, sequence.num_computed + num_tokens)
             assert grown, "an admitted sequence fits the pool"
             self._plan(plan, sequence, num_tokens)
+
+    def _find_prefix(self, sequence: Sequence) -> list[Block]:
+        """Blocks that are computed already; of no use to a prompt whose log probabilities are wanted."""
+        return [] if sequence.missing_prompt_logprobs else self.kv.find_prefix(sequence.table, sequence.tokens)
 
     def _fits(self, sequence: Sequence, hits: list[Block]) -> bool:
         """Whether a waiting sequence may run: the whole of it fits, and each running one can grow, else it would be

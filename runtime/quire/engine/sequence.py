@@ -6,7 +6,7 @@ import enum
 from typing import Any
 
 from quire.kvcache.manager import BlockTable
-from quire.request import AddRequest, FinishReason, SamplingParams
+from quire.request import AddRequest, FinishReason, SamplingParams, TokenLogprobs
 
 
 class State(enum.Enum):
@@ -37,6 +37,7 @@ class Sequence:
         "params",
         "priority",
         "processors",
+        "prompt_logprobs",
         "request_id",
         "scratch",
         "seed",
@@ -74,7 +75,13 @@ class Sequence:
         self.state = State.WAITING
         self.table = table
         self.processors: tuple[int, ...] | None = None  # this and scratch belong to `engine.sampling`
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.scratch: dict[str, Any] = {}
+
+    @property
+    def missing_prompt_logprobs(self) -> bool:
+        """True while positions of the prompt must be computed, and not just found in a cache, for their log probabilities."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt - 1
 
     @property
     def num_generated(self) -> int:

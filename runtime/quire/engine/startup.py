@@ -17,9 +17,12 @@ from quire import __version__
 from quire.config import EngineConfig
 from quire.engine import host
 from quire.engine.core import EngineCore
+from quire.engine.determinism import difference
 from quire.engine.memory import MemoryPlan, plan
 from quire.engine.runner import ModelRunner
 from quire.engine.sampling import Sampler
+from quire.engine.sampling.plugins import load_processors
+from quire.engine.sampling.processors import default_processors
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError, ModelError
 from quire.kvcache.manager import KVCacheManager
@@ -97,7 +100,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         runner = ModelRunner(
             executor,
             pool,
-            Sampler(),
+            Sampler([*default_processors(), *load_processors(config.logits_processors)]),
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -106,6 +109,9 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         core = EngineCore(scheduler, runner, config)
     with stages.stage("warmup"):
         _warm_up(core)
+    if config.deterministic:
+        with stages.stage("determinism"):
+            _check_determinism(core, device, description.vocab_size)
     selection = ops.selection(device)
     ready = EngineReady(
         max_model_len=memory.max_model_len,
@@ -174,6 +180,17 @@ def _announce_length(config: EngineConfig, model_len: int, memory: MemoryPlan) -
             "raise --kv-cache-memory or --num-blocks for longer requests",
             memory.max_model_len,
             model_len,
+        )
+
+
+def _check_determinism(core: EngineCore, device: torch.device, vocab_size: int) -> None:
+    if device.type != "cpu":
+        raise ConfigError(
+            f"--deterministic: products on {device.type} depend on the batch; use --device cpu, or drop the flag"
+        )
+    if (found := difference(core, vocab_size)) is not None:
+        raise ConfigError(
+            f"--deterministic: answers depend on the batch here ({found}); try --dtype float32, another model, or drop the flag"
         )
 
 

@@ -63,7 +63,7 @@ def _encode(tokenizer: Tokenizer, prompt: str, *, chat: bool, system: str | None
 
 
 def _answer(core: EngineCore, tokenizer: Tokenizer, token_ids: list[int], params: SamplingParams) -> Iterator[str]:
-    stream = tokenizer.stream(stop=params.stop)
+    stream = tokenizer.stream(params)
     request = AddRequest(request_id="0", prompt_token_ids=token_ids, params=params, arrival_s=time.monotonic())
     core.add(request)
     finished = False

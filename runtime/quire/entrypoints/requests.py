@@ -101,11 +101,12 @@ def prepare(
 
     An answer ends at the model's length at the latest, however large max_tokens is (finish reason `length`).
     """
-    room = max(max_model_len - len(prompt.token_ids), 1)
+    token_ids = params.truncated(prompt.token_ids, max_model_len)
+    room = max(max_model_len - len(token_ids), 1)
     resolved = tokenizer.resolve(params, room=room)
     if resolved.max_tokens is not None and resolved.max_tokens > room:
         resolved = msgspec.structs.replace(resolved, max_tokens=room)
-    choices = choices_of(request_id, prompt.token_ids, resolved, tokenizer, stops=tokenizer.names_of_stops(params))
+    choices = choices_of(request_id, token_ids, resolved, tokenizer, stops=tokenizer.names_of_stops(params))
     return RequestState(request_id, prompt.text, choices, params.output_kind if kind is None else kind)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,18 +10,23 @@ import msgspec
 
 from quire.engine.seeds import nth_seed
 from quire.errors import RequestError
-from quire.request import FinishReason, SamplingParams, TokenDelta
+from quire.request import FinishReason, SamplingParams, TokenDelta, TokenLogprobs
 from quire.text import TextStream, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one delta adds to a choice: text (perhaps none) and token ids; the last piece has the finish reason."""
+    """What one delta adds to a choice: text (perhaps none) and token ids; the last piece has the finish reason.
+
+    logprobs: one for each of the token ids, where asked for. stop_token: the last of them ended the text and is no part of it.
+    """
 
     index: int
     text: str
     token_ids: Sequence[int] = ()
     finish_reason: FinishReason | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
+    stop_token: bool = False
 
 
 @dataclass(slots=True)
@@ -28,7 +34,9 @@ class Choice:
     """One sequence. `index` is its place among the choices of the answer, `prompt_index` that of its prompt.
 
     params: as the engine gets them. stops: what the caller called the tokens that end it (an end-of-sequence token has no
-    entry). stop_reason: the stop string or token id of the caller that ended it.
+    entry). stop_reason: the stop string or token id of the caller that ended it. keep: how many choices of its prompt are wanted.
+    tells_logprobs: the caller asked for log probabilities, not only the ranking of choices.
+    logprob: the sum over its tokens, where the engine tells. prompt_logprobs: of the prompt's tokens from the second on.
     """
 
     request_id: str
@@ -42,6 +50,15 @@ class Choice:
     scheduled: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    keep: int = 1
+    tells_logprobs: bool = False
+    logprob: float = 0.0
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens; what `best_of` ranks by."""
+        return self.logprob / max(self.text.num_tokens, 1)
 
     def see(self, delta: TokenDelta) -> bool:
         """Note the first report of the engine; True where this is it."""
@@ -71,8 +88,18 @@ class Choice:
             reason, self.stop_reason = FinishReason.STOP, found
         elif delta.stop_token_id is not None:
             self.stop_reason = self.stops.get(delta.stop_token_id)
-        used = delta.token_ids[: self.text.num_tokens - before]
-        return Piece(self.index, text, used, reason), found is not None and not final
+        count = self.text.num_tokens - before
+        used, logprobs = delta.token_ids[:count], (delta.logprobs or [])[:count]
+        self.logprob += sum(one.logprobs[0] for one in logprobs)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        hidden_stop = (
+            delta.stop_token_id is not None
+            and count == len(delta.token_ids)
+            and not self.params.include_stop_str_in_output
+        )
+        piece = Piece(self.index, text, used, reason, logprobs if self.tells_logprobs else (), hidden_stop)
+        return piece, found is not None and not final
 
 
 def choices_of(
@@ -85,22 +112,45 @@ def choices_of(
     first: int = 0,
     stops: Mapping[int, int | str] | None = None,
 ) -> list[Choice]:
-    """The `params.n` sequences of one prompt, as `request_id-index`, with indices from `first`.
+    """The sequences of one prompt, `best_of` or else `n`, as `request_id-index`, with indices from `first`.
 
-    params: resolved (`Tokenizer.resolve`). With a seed, each choice has its own, so that n answers differ and repeat.
+    params: resolved (`Tokenizer.resolve`). With a seed, each choice has its own, so that n answers differ and repeat. The
+    prompt's log probabilities are asked for once.
     """
     choices: list[Choice] = []
-    for number in range(params.n):
+    for number in range(params.num_sequences):
         seed = None if params.seed is None else nth_seed(params.seed, number)
+        own = msgspec.structs.replace(
+            params,
+            n=1,
+            best_of=None,
+            seed=seed,
+            logprobs=0 if params.logprobs is None and params.num_sequences > params.n else params.logprobs,
+            prompt_logprobs=params.prompt_logprobs if number == 0 else None,
+        )
         choices.append(
             Choice(
                 request_id=f"{request_id}-{first + number}",
                 index=first + number,
                 prompt_index=prompt_index,
                 prompt_token_ids=prompt_token_ids,
-                params=params if params.n == 1 else msgspec.structs.replace(params, n=1, seed=seed),
-                text=tokenizer.stream(stop=params.stop),
+                params=params if params.num_sequences == 1 else own,
+                text=tokenizer.stream(params),
                 stops=stops or {},
+                keep=params.n,
+                tells_logprobs=params.logprobs is not None,
             )
         )
     return choices
+
+
+def kept(choices: Sequence[Choice]) -> list[Choice]:
+    """The choices that come back, in order: of a prompt that has more than it keeps, those whose tokens are likeliest on
+    average (`best_of`), best first."""
+    found: list[Choice] = []
+    for _, group in itertools.groupby(choices, key=lambda choice: choice.prompt_index):
+        own = list(group)
+        if len(own) > own[0].keep:
+            own = sorted(own, key=lambda choice: -choice.mean_logprob)[: own[0].keep]
+        found += own
+    return found

@@ -5,13 +5,15 @@ A shape says how text looks in an answer and in a chunk; this module collects or
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from quire.outputs.choice import Piece
-from quire.request import FinishReason
+from quire.outputs.choice import Choice, Piece, kept
+from quire.request import FinishReason, TokenLogprobs
 from quire.server.jobs import Job, Usage
+from quire.server.logprobs import of_text
 from quire.server.streaming import DONE, event
+from quire.text.pieces import Pieces
 
 JSON = dict[str, Any]
 
@@ -29,7 +31,7 @@ class Shape(Protocol):
         """The same for a chunk."""
         ...
 
-    def choice(self, index: int, text: str, reason: str) -> JSON:
+    def choice(self, index: int, text: str, reason: str, logprobs: JSON | None) -> JSON:
         """A whole choice."""
         ...
 
@@ -37,30 +39,48 @@ class Shape(Protocol):
         """The chunk that begins a choice, if the endpoint has one."""
         ...
 
-    def chunk(self, index: int, text: str, reason: str | None) -> JSON:
+    def chunk(self, index: int, text: str, reason: str | None, logprobs: JSON | None) -> JSON:
         """The choice inside a chunk."""
+        ...
+
+    def logprobs(self, entries: Sequence[TokenLogprobs], pieces: Pieces, offset: int) -> JSON:
+        """What a choice or chunk says about its tokens. offset: characters of the choice's tokens before these."""
+        ...
+
+    def with_prompt(self, answer: JSON, prompts: Sequence[Choice]) -> None:
+        """Add the log probabilities of prompts to a whole answer; prompts: for each choice the first of its prompt."""
         ...
 
 
 async def collect(job: Job, shape: Shape) -> JSON:
     """The whole answer, when every choice has ended."""
     texts = [""] * len(job.choices)
+    entries: list[list[TokenLogprobs]] = [[] for _ in job.choices]
     async for piece in job:
         texts[piece.index] += piece.text
-    choices = [shape.choice(c.index, texts[c.index], _reason(c.finish_reason)) for c in job.choices]
-    return {**shape.head, "choices": choices, "usage": usage_of(job.usage)}
+        entries[piece.index] += of_text(piece)
+    choices: list[JSON] = []
+    for place, one in enumerate(kept(job.choices)):
+        logprobs = shape.logprobs(entries[one.index], one.text.pieces, 0) if one.tells_logprobs else None
+        choices.append(shape.choice(place, texts[one.index], _reason(one.finish_reason), logprobs))
+    answer = {**shape.head, "choices": choices, "usage": usage_of(job.usage)}
+    firsts = {choice.prompt_index: choice for choice in reversed(job.choices)}
+    if firsts[0].prompt_logprobs is not None:
+        shape.with_prompt(answer, [firsts[one.prompt_index] for one in kept(job.choices)])
+    return answer
 
 
 async def stream(job: Job, shape: Shape, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
     """Encoded events: for every choice its opening, its text, its reason; then usage if asked for, then the end mark."""
     head = {**shape.chunk_head, **({"usage": None} if include_usage else {})}
     opened: set[int] = set()
+    offsets = [0] * len(job.choices)
     async for piece in job:
         if piece.index not in opened:
             opened.add(piece.index)
             if (opening := shape.opening(piece.index)) is not None:
                 yield event({**head, "choices": [opening]})
-        for choice in _chunks(shape, piece):
+        for choice in _chunks(shape, piece, job.choices[piece.index], offsets):
             yield event({**head, "choices": [choice]})
     if include_usage:
         yield event({**shape.chunk_head, "choices": [], "usage": usage_of(job.usage)})
@@ -77,11 +97,14 @@ def usage_of(usage: Usage) -> JSON:
     }
 
 
-def _chunks(shape: Shape, piece: Piece) -> Iterator[Mapping[str, Any]]:
-    if piece.text:
-        yield shape.chunk(piece.index, piece.text, None)
+def _chunks(shape: Shape, piece: Piece, choice: Choice, offsets: list[int]) -> Iterator[Mapping[str, Any]]:
+    entries, pieces = of_text(piece), choice.text.pieces
+    if piece.text or entries:
+        logprobs = shape.logprobs(entries, pieces, offsets[piece.index]) if entries else None
+        offsets[piece.index] += sum(len(pieces.text_of(entry.token_ids[0])) for entry in entries)
+        yield shape.chunk(piece.index, piece.text, None, logprobs)
     if piece.finish_reason is not None:
-        yield shape.chunk(piece.index, "", _reason(piece.finish_reason))
+        yield shape.chunk(piece.index, "", _reason(piece.finish_reason), None)
 
 
 def _reason(reason: FinishReason | None) -> str:

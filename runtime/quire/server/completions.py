@@ -15,7 +15,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from quire.request import checked_priority, checked_salt
+from quire.outputs.choice import Choice
+from quire.request import TokenLogprobs, checked_priority, checked_salt
+from quire.server import logprobs
 from quire.server.answers import JSON, Shape, collect, stream
 from quire.server.bodies import documented, read_body
 from quire.server.frontend import Frontend
@@ -23,6 +25,7 @@ from quire.server.jobs import Job
 from quire.server.prompts import completion_prompts, encode_chat, fitted
 from quire.server.protocol import ChatBody, CompletionBody, Sampling
 from quire.server.streaming import EventStream, answer
+from quire.text.pieces import Pieces
 
 IGNORED_HEADER = "x-quire-ignored-fields"
 
@@ -39,14 +42,21 @@ class CompletionShape:
     def chunk_head(self) -> JSON:
         return self.head
 
-    def choice(self, index: int, text: str, reason: str) -> JSON:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+    def choice(self, index: int, text: str, reason: str, logprobs: JSON | None) -> JSON:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def opening(self, index: int) -> JSON | None:
         return None
 
-    def chunk(self, index: int, text: str, reason: str | None) -> JSON:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+    def chunk(self, index: int, text: str, reason: str | None, logprobs: JSON | None) -> JSON:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def logprobs(self, entries: Sequence[TokenLogprobs], pieces: Pieces, offset: int) -> JSON:
+        return logprobs.completion(entries, pieces, offset)
+
+    def with_prompt(self, answer: JSON, prompts: Sequence[Choice]) -> None:
+        for choice, first in zip(answer["choices"], prompts, strict=True):
+            choice["prompt_logprobs"] = logprobs.prompt(first.prompt_logprobs or (), first.text.pieces)
 
 
 @dataclass(frozen=True)
@@ -59,18 +69,24 @@ class ChatShape:
     def chunk_head(self) -> JSON:
         return {**self.head, "object": "chat.completion.chunk"}
 
-    def choice(self, index: int, text: str, reason: str) -> JSON:
+    def choice(self, index: int, text: str, reason: str, logprobs: JSON | None) -> JSON:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def opening(self, index: int) -> JSON | None:
-        return self._delta(index, {"role": "assistant", "content": ""}, None)
+        return self._delta(index, {"role": "assistant", "content": ""}, None, None)
 
-    def chunk(self, index: int, text: str, reason: str | None) -> JSON:
-        return self._delta(index, {"content": text} if text else {}, reason)
+    def chunk(self, index: int, text: str, reason: str | None, logprobs: JSON | None) -> JSON:
+        return self._delta(index, {"content": text} if text or logprobs else {}, reason, logprobs)
 
-    def _delta(self, index: int, delta: JSON, reason: str | None) -> JSON:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def logprobs(self, entries: Sequence[TokenLogprobs], pieces: Pieces, offset: int) -> JSON:
+        return logprobs.chat(entries, pieces)
+
+    def with_prompt(self, answer: JSON, prompts: Sequence[Choice]) -> None:
+        answer["prompt_logprobs"] = logprobs.prompt(prompts[0].prompt_logprobs or (), prompts[0].text.pieces)
+
+    def _delta(self, index: int, delta: JSON, reason: str | None, logprobs: JSON | None) -> JSON:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
 def router(frontend: Frontend) -> APIRouter:
@@ -94,6 +110,7 @@ def router(frontend: Frontend) -> APIRouter:
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             variables=body.chat_template_kwargs,
+            truncated=body.truncate_prompt_tokens is not None,
         )
         shape = ChatShape(_head("chatcmpl", "chat.completion", model))
         return await _respond(request, frontend, body, [prompt], shape, ignored)
@@ -109,7 +126,8 @@ async def _respond(
     shape: Shape,
     ignored: Sequence[str],
 ) -> Response:
-    include_usage, params = body.include_usage, fitted(frontend, prompts, body)
+    include_usage = body.include_usage
+    prompts, params = fitted(frontend, prompts, body)
     priority = checked_priority(body.priority, policy=frontend.config.scheduler_policy)
     open_job = partial(frontend.job, prompts, params, priority=priority, cache_salt=checked_salt(body.cache_salt))
     headers = ignored_header(ignored)

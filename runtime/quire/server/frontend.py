@@ -162,7 +162,7 @@ class Frontend:
         cache_salt: str | None = None,
     ) -> AsyncIterator[Job]:
         """Run prompts, each `n` times, with parameters for each, checked by the caller. Raises OverloadedError."""
-        engine, tokenizer = self._admit(sum(one.n for one in params)), self.tokenizer
+        engine, tokenizer = self._admit(sum(one.num_sequences for one in params)), self.tokenizer
         key = uuid.uuid4().hex
         choices: list[Choice] = []
         for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):

@@ -122,7 +122,7 @@ class Job:
             await self._abort([choice.request_id])
         if piece.finish_reason is not None:
             self.finish(choice, piece.finish_reason)
-        return piece if piece.text or piece.finish_reason is not None else None
+        return piece if piece.text or piece.logprobs or piece.finish_reason is not None else None
 
     def finish(self, choice: Choice, reason: FinishReason) -> None:
         """Book the end of a choice."""

@@ -24,7 +24,7 @@ async def completion_prompts(frontend: Frontend, body: CompletionBody) -> list[l
     """Token ids of every prompt of a completion; raises RequestError."""
     match body.prompt:
         case str(text):
-            return [await encode(frontend, text)]
+            return [await encode(frontend, text, truncated=body.truncate_prompt_tokens is not None)]
         case []:
             raise RequestError("prompt must not be empty", param="prompt", code="invalid_value")
         case [int(), *_]:
@@ -36,15 +36,20 @@ async def completion_prompts(frontend: Frontend, body: CompletionBody) -> list[l
             code="invalid_value",
         )
     return [
-        await encode(frontend, prompt) if isinstance(prompt, str) else checked_ids(frontend, prompt, "prompt")  # type: ignore[arg-type]
+        await encode(frontend, prompt, truncated=body.truncate_prompt_tokens is not None)
+        if isinstance(prompt, str)
+        else checked_ids(frontend, prompt, "prompt")  # type: ignore[arg-type]
         for prompt in body.prompt
     ]
 
 
-async def encode(frontend: Frontend, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Ids of a raw prompt."""
+async def encode(
+    frontend: Frontend, text: str, *, add_special_tokens: bool = True, truncated: bool = False
+) -> list[int]:
+    """Ids of a raw prompt. truncated: it will be cut, so that its length is no reason to refuse it."""
     tokenizer = frontend.tokenizer
-    _check_size(frontend, tokenizer, len(text), "prompt")
+    if not truncated:
+        _check_size(frontend, tokenizer, len(text), "prompt")
     if len(text) < IN_THREAD_CHARS:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
@@ -56,37 +61,37 @@ async def encode_chat(
     *,
     add_generation_prompt: bool = True,
     variables: dict[str, Any] | None = None,
+    truncated: bool = False,
 ) -> list[int]:
-    """Ids of a conversation."""
+    """Ids of a conversation. truncated: they will be cut, so that their number is no reason to refuse them."""
     tokenizer, limit = frontend.tokenizer, frontend.ready.max_model_len
     if len(messages) > limit:  # no template writes a message without a token
         raise _too_long(f"there are {len(messages)} messages", limit, "messages")
 
     def run() -> list[int]:
         plain = [_plain(message, i, tokenizer) for i, message in enumerate(messages)]
-        _check_size(frontend, tokenizer, sum(len(message["content"]) for message in plain), "messages")
+        if not truncated:
+            _check_size(frontend, tokenizer, sum(len(message["content"]) for message in plain), "messages")
         return tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt, variables=variables)
 
     short = len(messages) < 100 and sum(_roughly(message) for message in messages) < IN_THREAD_CHARS
     return run() if short else await asyncio.to_thread(run)
 
 
-def fitted(frontend: Frontend, prompts: Sequence[list[int]], body: Sampling) -> list[SamplingParams]:
-    """Resolved sampling parameters for each prompt; raises RequestError where something does not fit.
+def fitted(
+    frontend: Frontend, prompts: Sequence[list[int]], body: Sampling
+) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts as far as they are wanted, and resolved sampling parameters for each; raises RequestError where something
+    does not fit.
 
     Without a limit on tokens an answer may use what its prompt leaves of the model's length.
     """
     ready, params = frontend.ready, body.sampling()
-    for token_id in params.stop_token_ids:
-        if not 0 <= token_id < ready.vocab_size:
-            raise RequestError(
-                f"stop_token_ids must be between 0 and {ready.vocab_size - 1}, got {token_id}",
-                param="stop_token_ids",
-                code="invalid_value",
-            )
+    params.check_ids(ready.vocab_size)
+    kept = [params.truncated(prompt, ready.max_model_len) for prompt in prompts]
     where = "messages" if hasattr(body, "messages") else "prompt"
-    rooms = [_room(ready.max_model_len, len(prompt), *body.max_tokens_field, where) for prompt in prompts]
-    return [frontend.tokenizer.resolve(params, room=room) for room in rooms]
+    rooms = [_room(ready.max_model_len, len(prompt), *body.max_tokens_field, where) for prompt in kept]
+    return kept, [frontend.tokenizer.resolve(params, room=room) for room in rooms]
 
 
 def _room(limit: int, length: int, name: str, max_tokens: int | None, where: str) -> int:

@@ -13,8 +13,10 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from quire.errors import RequestError
 from quire.request import SamplingParams
+from quire.sampling_params import MAX_LOGPROBS, refusal
 
 MAX_PROMPTS = 128
+_OWN_MEANING = frozenset({"max_tokens", "logprobs"})  # fields whose form differs from that of SamplingParams
 _NOTHING: tuple[object, ...] = (None, False, 0, 0.0, "", [], {})
 
 
@@ -46,32 +48,40 @@ class Sampling(Body):
     """What both kinds of completion share."""
 
     REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "presence_penalty": _NOTHING,
-        "frequency_penalty": _NOTHING,
-        "repetition_penalty": (None, 1, 1.0),
-        "min_p": _NOTHING,
-        "logit_bias": _NOTHING,
-        "best_of": (None, 1),
         "guided_json": _NOTHING,
         "guided_regex": _NOTHING,
         "guided_choice": _NOTHING,
         "guided_grammar": _NOTHING,
-        "min_tokens": _NOTHING,
     }
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
 
     model: str | None = None
     n: int | None = None
+    best_of: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: str | list[str] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
     max_tokens: int | None = None
-    ignore_eos: bool = False
     priority: int | None = None
     cache_salt: str | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
 
@@ -79,6 +89,11 @@ class Sampling(Body):
     def max_tokens_field(self) -> tuple[str, int | None]:
         """The name and the value of the limit on generated tokens."""
         return "max_tokens", self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens whose log probabilities come with each token of the answer; None: not even its own."""
+        return None
 
     @property
     def include_usage(self) -> bool:
@@ -94,18 +109,20 @@ class Sampling(Body):
         name, max_tokens = self.max_tokens_field
         if max_tokens is not None and max_tokens < 1:
             raise RequestError(f"{name} must be at least 1, got {max_tokens}", param=name, code="invalid_value")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return SamplingParams(
-            n=1 if self.n is None else self.n,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=0 if self.top_k is None else self.top_k,
-            seed=self.seed,
-            stop=stop,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            max_tokens=max_tokens,
-            ignore_eos=self.ignore_eos,
-        )
+        own = type(self).model_fields.keys() & set(SamplingParams.__struct_fields__) - _OWN_MEANING
+        given = {field: value for field in own if (value := getattr(self, field)) is not None}
+        params = SamplingParams(**given, max_tokens=max_tokens, logprobs=self.num_logprobs)
+        if self.stream and params.num_sequences > params.n:
+            raise RequestError(
+                f"best_of {params.best_of} with n {params.n} is not possible with stream: true, as the best are known at the end",
+                param="best_of",
+                code="invalid_value",
+            )
+        if self.stream and params.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs is not possible with stream: true", param="prompt_logprobs", code="invalid_value"
+            )
+        return params
 
 
 def _prompt_kind(value: Any) -> str:
@@ -133,11 +150,14 @@ class CompletionBody(Sampling):
         **Sampling.REFUSED,
         "echo": (None, False),
         "suffix": (None, ""),
-        "logprobs": (None,),
-        "prompt_logprobs": (None,),
     }
 
     prompt: Prompt
+    logprobs: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class Part(BaseModel):
@@ -161,8 +181,6 @@ class ChatBody(Sampling):
 
     REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **Sampling.REFUSED,
-        "logprobs": (None, False),
-        "top_logprobs": (None, 0),
         "tools": (None, []),
         "functions": (None, []),
         "response_format": (None, {"type": "text"}),
@@ -175,6 +193,8 @@ class ChatBody(Sampling):
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
 
@@ -183,6 +203,15 @@ class ChatBody(Sampling):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        top = self.top_logprobs
+        if top is not None and not 0 <= top <= MAX_LOGPROBS:
+            raise refusal("top_logprobs", top, f"between 0 and {MAX_LOGPROBS}")
+        if top and not self.logprobs:
+            raise refusal("top_logprobs", top, "0 or absent without logprobs: true")
+        return (top or 0) if self.logprobs else None
 
 
 class TokenizeBody(Body):

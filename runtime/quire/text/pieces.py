@@ -52,6 +52,10 @@ class Pieces:
             return b""
         return self._bytes[token_id]
 
+    def text_of(self, token_id: int) -> str:
+        """One token for people to look at; U+FFFD for bytes that are no whole character."""
+        return self.bytes_of(token_id, skip_special=False).decode("utf-8", errors="replace")
+
 
 def _converter(tokenizer: tokenizers.Tokenizer) -> tuple[bool, Any]:
     """Whether the text loses one leading space, and the function from token to bytes."""

@@ -19,24 +19,38 @@ class Detokenizer:
     """Incremental decoding of one sequence.
 
     continuing: the text goes on from a prompt, so that a SentencePiece vocabulary keeps its first space.
+    skip_special: special tokens are no text. special_spaces: a vocabulary that sets words apart by spaces writes one
+    between two special tokens too.
     """
 
-    def __init__(self, pieces: Pieces, *, continuing: bool = True, skip_special: bool = True) -> None:
+    def __init__(
+        self, pieces: Pieces, *, continuing: bool = True, skip_special: bool = True, special_spaces: bool = True
+    ) -> None:
         self._pieces = pieces
         self._skip_special = skip_special
+        self._special_spaces = special_spaces
+        self._after_special = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = pieces.strips_first_space and not continuing
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Text that these ids complete; the bytes of an unfinished character wait."""
-        data = b"".join(self._pieces.bytes_of(i, skip_special=self._skip_special) for i in token_ids)
-        return self._emit(self._utf8.decode(data))
+        return self._emit(self._utf8.decode(b"".join(map(self._bytes, token_ids))))
 
     def flush(self) -> str:
         """End of the text: U+FFFD where bytes of an unfinished character are left, else nothing."""
         text = self._emit(self._utf8.decode(b"", final=True))
         self._utf8.reset()
         return text
+
+    def _bytes(self, token_id: int) -> bytes:
+        data = self._pieces.bytes_of(token_id, skip_special=self._skip_special)
+        if not self._special_spaces:
+            special = token_id in self._pieces.special_ids
+            if special and self._after_special:
+                data = data.removeprefix(b" ")
+            self._after_special = special
+        return data
 
     def _emit(self, text: str) -> str:
         if self._strip and text:
@@ -48,10 +62,11 @@ class Detokenizer:
 class StopMatcher:
     """Looks for several strings in a text that arrives in pieces (one Knuth-Morris-Pratt automaton each).
 
-    The outcome does not depend on where the pieces are cut.
+    The outcome does not depend on where the pieces are cut. keep_found: the text ends after the stop string.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keep_found: bool = False) -> None:
+        self._keep_found = keep_found
         self._stops = [(stop, _borders(stop)) for stop in stops]
         self._matched = [0] * len(self._stops)  # characters of each stop string that the text now ends with
         self._held = ""
@@ -68,7 +83,7 @@ class StopMatcher:
             if complete := self._advance(buffer[position]):
                 self.found = max(complete, key=len)
                 self._held = ""
-                return buffer[: position + 1 - len(self.found)]
+                return buffer[: position + 1 - (0 if self._keep_found else len(self.found))]
         keep = max(self._matched)
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep]
@@ -109,14 +124,31 @@ def _borders(pattern: str) -> list[int]:
 class TextStream:
     """Detokenizer and stop strings of one sequence together.
 
-    num_tokens counts the ids that were consumed: all up to and including the one that completed a stop string.
+    include_stop: what ends the text is part of it. min_tokens: stop strings are looked for in the text of later tokens only.
+    silent: count tokens, make no text. num_tokens counts the ids that were consumed: all up to and including the one that
+    completed a stop string.
     """
 
     def __init__(
-        self, pieces: Pieces, *, stop: Sequence[str] = (), continuing: bool = True, skip_special: bool = True
+        self,
+        pieces: Pieces,
+        *,
+        stop: Sequence[str] = (),
+        continuing: bool = True,
+        skip_special: bool = True,
+        special_spaces: bool = True,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+        silent: bool = False,
     ) -> None:
-        self._detokenizer = Detokenizer(pieces, continuing=continuing, skip_special=skip_special)
-        self._stops = StopMatcher(stop)
+        self._detokenizer = Detokenizer(
+            pieces, continuing=continuing, skip_special=skip_special, special_spaces=special_spaces
+        )
+        self._stops = StopMatcher(stop, keep_found=include_stop)
+        self.pieces = pieces
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._silent = silent
         self.num_tokens = 0
 
     @property
@@ -126,14 +158,18 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int], *, final: bool = False, stop_token_id: int | None = None) -> str:
         """Safe text that these ids add. final: no more will come. stop_token_id: the last id is that one and no text."""
+        if self._silent:
+            self.num_tokens += len(token_ids)
+            return ""
         text = ""
         for index, token_id in enumerate(token_ids):
             if self._stops.found is not None:
                 return text
             self.num_tokens += 1
-            if stop_token_id is not None and index == len(token_ids) - 1:
+            if stop_token_id is not None and index == len(token_ids) - 1 and not self._include_stop:
                 break
-            text += self._stops.push(self._detokenizer.push((token_id,)))
+            new = self._detokenizer.push((token_id,))
+            text += new if self.num_tokens <= self._min_tokens else self._stops.push(new)
         if final:
             text += self._stops.push(self._detokenizer.flush()) + self._stops.flush()
         return text

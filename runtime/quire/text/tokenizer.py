@@ -138,7 +138,8 @@ class Tokenizer:
         """Sampling parameters as the engine wants them.
 
         room: tokens that fit behind the prompt, the default of max_tokens. Stop strings that spell a special token become
-        stop token ids, since special tokens are no part of the text; end ids join them unless `ignore_eos`.
+        stop token ids, since special tokens are no part of the text; end ids join them unless `ignore_eos`. Bad words
+        become token ids, as the beginning of a text and behind a space.
         """
         stop_ids = [*params.stop_token_ids, *(self._special[s] for s in params.stop if s in self._special)]
         if not params.ignore_eos:
@@ -148,8 +149,28 @@ class Tokenizer:
             stop=tuple(s for s in params.stop if s not in self._special),
             stop_token_ids=tuple(dict.fromkeys(stop_ids)),
             max_tokens=room if params.max_tokens is None else params.max_tokens,
+            bad_words_token_ids=self._spelled(params.bad_words) if params.bad_words else params.bad_words_token_ids,
         )
 
-    def stream(self, *, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> TextStream:
-        """Incremental text of one answer."""
-        return TextStream(self.pieces, stop=stop, skip_special=skip_special_tokens)
+    def stream(self, params: SamplingParams) -> TextStream:
+        """Incremental text of one answer; params: resolved."""
+        return TextStream(
+            self.pieces,
+            stop=params.stop,
+            skip_special=params.skip_special_tokens,
+            special_spaces=params.spaces_between_special_tokens,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            silent=not params.detokenize,
+        )
+
+    def _spelled(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Every word as token ids, at the beginning of a text and behind a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            plain = tuple(self._ids(word.lstrip(), False))
+            spaced = tuple(self._ids(" " + word.lstrip(), False))
+            if plain:
+                found[plain] = None
+            found[spaced] = None
+        return tuple(found)

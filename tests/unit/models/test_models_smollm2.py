@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from quire.engine.core import EngineCore
 from quire.models import bundled
 from quire.models.loader import inspect
 from quire.models.source import resolve
-from quire.request import SamplingParams
+from quire.request import AddRequest, SamplingParams, TokenLogprobs
 from quire.text import Tokenizer, load_tokenizer
 from quire_testing.cores import generate, make_core
 from quire_testing.tiny_llama import greedy
@@ -81,6 +82,35 @@ def test_greedy_answers_in_a_mixed_batch_with_chunks_hits_and_preemption(
     assert core.scheduler.counters.preemptions > 0
     assert core.scheduler.counters.prefix_hits > 0
     assert answers == [transformers_tokens(reference, *pair) for pair in zip(prompts, answers, strict=True)]
+
+
+@torch.inference_mode()
+def test_log_probabilities_are_the_same_bits_in_any_batch_and_those_of_transformers(
+    reference: Any, prompts: list[list[int]]
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=5)
+
+    def told(core: EngineCore, chosen: list[list[int]], every: int) -> list[list[TokenLogprobs]]:
+        found: list[list[TokenLogprobs]] = [[] for _ in chosen]
+        waiting = [
+            AddRequest(request_id=str(i), prompt_token_ids=prompt, params=params, arrival_s=0.0)
+            for i, prompt in enumerate(chosen)
+        ]
+        while waiting or core.has_work:
+            if waiting and (every or not core.has_work):
+                core.add(waiting.pop(0))
+            for delta in core.step().deltas:
+                found[int(delta.request_id)] += delta.logprobs or []
+        return found
+
+    alone = told(make_core("smollm2", enable_prefix_caching=False, cpu_threads=2), prompts[:4], 0)
+    crowded = make_core("smollm2", block_size=8, max_num_batched_tokens=40, max_num_seqs=6, deterministic=True)
+    assert told(crowded, prompts[:4], 1) == alone
+    for prompt, entries in zip(prompts[:2], alone, strict=False):
+        answer = [entry.token_ids[0] for entry in entries]
+        logprobs = reference(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :].log_softmax(-1)
+        for entry, row in zip(entries, logprobs, strict=True):
+            torch.testing.assert_close(torch.tensor(entry.logprobs), row[entry.token_ids], rtol=0, atol=1e-3)
 
 
 def test_its_description() -> None:

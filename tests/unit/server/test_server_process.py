@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from live_server import events_of
@@ -192,7 +194,7 @@ async def test_the_real_engine_answers_and_its_death_ends_the_server(tmp_path: P
             async with asyncio.timeout(240):
                 while b"curl" not in (line := await handle.stdout.readline()):
                     assert line, (await handle.communicate())[1].decode()
-            body = {
+            body: Any = {
                 "messages": [{"role": "user", "content": "What is the capital of France?"}],
                 "temperature": 0,
                 "max_tokens": 20,
@@ -201,6 +203,14 @@ async def test_the_real_engine_answers_and_its_death_ends_the_server(tmp_path: P
             assert (whole["message"]["content"], whole["finish_reason"]) == ("The capital of France is Paris.", "stop")
             streamed = await http.post("/v1/chat/completions", json={**body, "stream": True})
             assert "Paris" in streamed.text and events_of(streamed.text)[-1] == "[DONE]"
+            async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as api:
+                told = await api.chat.completions.create(model="smollm2", logprobs=True, top_logprobs=3, **body)
+                logprobs = told.choices[0].logprobs
+                assert logprobs is not None and logprobs.content is not None
+                assert "".join(entry.token for entry in logprobs.content) == "The capital of France is Paris."
+                for entry in logprobs.content:  # greedy: the token is the likeliest one
+                    assert (entry.token, entry.logprob) == (entry.top_logprobs[0].token, entry.top_logprobs[0].logprob)
+                    assert 0 >= entry.top_logprobs[0].logprob >= entry.top_logprobs[2].logprob
             assert "torch" not in proc(handle.pid, "maps")
             (engine_pid,) = proc(handle.pid, f"task/{handle.pid}/children").split()
             os.kill(int(engine_pid), signal.SIGKILL)

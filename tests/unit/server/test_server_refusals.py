@@ -69,11 +69,18 @@ async def error_of(live: Live, path: str, body: Any) -> tuple[int, dict[str, Any
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "system", "content": None}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content.0"),
-        ({"presence_penalty": 1.0}, "presence_penalty"),
-        ({"logprobs": True}, "logprobs"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"best_of": 3, "n": 2, "stream": True}, "best_of"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"allowed_token_ids": "5"}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ],
 )
 async def test_a_bad_chat_field_is_a_400_with_its_name(live: Live, fields: dict[str, Any], param: str) -> None:
@@ -99,8 +106,10 @@ async def test_a_bad_chat_field_is_a_400_with_its_name(live: Live, fields: dict[
         ({"prompt": [1, "x"]}, "prompt"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"best_of": 2}, "best_of"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"best_of": 2, "n": 3}, "best_of"),
         ({}, "prompt"),
     ],
 )
@@ -110,6 +119,34 @@ async def test_a_bad_completion_field_is_a_400_with_its_name(live: Live, fields:
     assert (status, error["param"].partition(".")[0]) == (400, param), error
     assert not error["param"].endswith((".str", ".text")), "a step of pydantic's path, not of the body"
     assert param in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "shown"),
+    [
+        ({"logit_bias": {"999999": 1}}, "logit_bias", "999999"),
+        ({"logit_bias": {"abc": 1}}, "logit_bias", "abc"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", "-1"),
+        ({"logit_bias": {"5": 1e9}}, "logit_bias", "1000000000.0"),
+        ({"stop_token_ids": [300], "min_tokens": 2}, "stop_token_ids", "300"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "-1"),
+        ({"stop_token_ids": ["abc"]}, "stop_token_ids", "integer"),
+        ({"allowed_token_ids": list(range(5000))}, "allowed_token_ids", "300"),
+        ({"allowed_token_ids": [5] * 5000}, "allowed_token_ids", "5000"),
+        ({"allowed_token_ids": [-7]}, "allowed_token_ids", "-7"),
+        ({"prompt": [5, 300]}, "prompt", "300"),
+    ],
+)
+async def test_b043_token_ids_that_the_model_does_not_have(
+    live: Live, fields: dict[str, Any], param: str, shown: str
+) -> None:
+    """The tiny model has 300 outputs, its tokenizer 268 tokens: the model's number is the bound."""
+    status, error = await error_of(live, COMPLETE, {"prompt": "hi", "max_tokens": 5, **fields})
+    assert (status, error["code"]) == (400, "invalid_value")
+    assert error["param"].partition(".")[0] == param
+    assert shown in error["message"] and param in error["message"]
+    assert live.engine.requests == []
+    assert (await live.complete([299], logit_bias={"299": 1}, allowed_token_ids=[299])).status_code == 200
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity", "1e999"])

@@ -102,6 +102,33 @@ def test_stop_strings(text: str, stops: list[str], left: str, found: str | None)
     assert (out, stream.stop_found) == (left, found)
 
 
+@given(SMALL, STOPS, st.integers(0, 4), st.lists(st.integers(0, 4), max_size=6))
+def test_the_stop_string_may_stay_and_early_ones_may_not_count(
+    text: str, stops: list[str], min_tokens: int, sizes: list[int]
+) -> None:
+    ids = [ids_of(char)[0] for char in text]
+    for keep in (False, True):
+        stream = TextStream(PIECES, stop=stops, include_stop=keep, min_tokens=min_tokens)
+        out = "".join(stream.push(group) for group in cut(ids, sizes)) + stream.push([], final=True)
+        rest, found = reference(text[min_tokens:], stops)
+        assert stream.stop_found == found
+        assert out == text[:min_tokens] + rest + (found if keep and found else "")
+
+
+def test_the_stop_token_may_be_part_of_the_text() -> None:
+    ids = ids_of("axy")
+    stream = TextStream(PIECES, include_stop=True)
+    assert stream.push(ids, final=True, stop_token_id=ids[-1]) == "axy"
+    special = TextStream(PIECES, include_stop=True, skip_special=False)
+    assert special.push([*ids, 2], final=True, stop_token_id=2) == "axy<|im_end|>"
+
+
+def test_silent_streams_count_tokens() -> None:
+    stream = TextStream(PIECES, silent=True)
+    assert stream.push(ids_of("abc")) + stream.push(ids_of("d"), final=True) == ""
+    assert stream.num_tokens == 4
+
+
 def test_tokens_after_a_stop_string_are_not_consumed() -> None:
     stream = TextStream(PIECES, stop=["b"])
     assert stream.push(ids_of("abcdef")) == "a"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.engine.results import NO_TOKEN, Extras, StepResult
 from quire.engine.sampling.draw import draw
+from quire.engine.sampling.logprobs import token_logprobs
 from quire.request import SamplingParams
 
 NOTHING_ALLOWED = "no token is allowed: allowed_token_ids, bad_words, min_tokens, logit_bias or the structured output exclude all of them"
@@ -72,9 +73,21 @@ class Sampler:
                 drawn += [changed[place] for place in random]
         if drawn:
             index = _index(drawn, logits)
-            tokens = draw(parts[0] if len(parts) == 1 else torch.cat(parts), [rows[i] for i in drawn])
-            chosen[index] = torch.where(chosen[index] == NO_TOKEN, NO_TOKEN, tokens)
-        return StepResult(chosen.tolist(), extras)
+            picked = draw(parts[0] if len(parts) == 1 else torch.cat(parts), [rows[i] for i in drawn])
+            chosen[index] = torch.where(chosen[index] == NO_TOKEN, NO_TOKEN, picked)
+        tokens: list[int] = chosen.tolist()
+        self._add_logprobs(logits, tokens, rows, extras)
+        return StepResult(tokens, extras)
+
+    @staticmethod
+    def _add_logprobs(logits: Tensor, tokens: list[int], rows: Rows[Row], extras: Extras) -> None:
+        asked = [(i, top) for i, row in enumerate(rows) if (top := row.params.logprobs) is not None]
+        asked = [(i, top) for i, top in asked if tokens[i] != NO_TOKEN]
+        if asked:
+            places, tops = [i for i, _ in asked], [top for _, top in asked]
+            own = logits if len(places) == len(rows) else logits.index_select(0, _index(places, logits))
+            found = token_logprobs(own, [tokens[i] for i in places], tops)
+            extras.logprobs = dict(zip(places, found, strict=True))
 
     def _wanting(self, rows: Rows[Row]) -> tuple[list[int], dict[int, list[int]]]:
         """Rows that want any processor, and for each processor the places among these of those that want it."""

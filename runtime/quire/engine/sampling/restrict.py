@@ -1,4 +1,8 @@
-"""Narrow a distribution to its likelier part: top-k and top-p, for rows of logits at once."""
+"""Narrow a distribution: min-p, typical-p, top-k and top-p, in that order, for rows of logits at once.
+
+Rows that ask for none are not copied. Logits here have a maximum of 0, so that `exp` gives probabilities relative to the
+likeliest token's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,41 @@ NUM_CANDIDATES = 1024
 
 
 def restrict(logits: Tensor, params: Rows[SamplingParams]) -> None:
-    """Set logits outside top-k and top-p to -inf, in place. Ties with the last token kept are kept too."""
+    """Set logits [R, V] outside what a row's parameters keep to -inf, in place."""
+    _min_p(logits, [one.min_p for one in params])
+    _typical_p(logits, [one.typical_p for one in params])
+    _top(logits, params)
+
+
+def _min_p(logits: Tensor, min_p: Rows[float]) -> None:
+    """Tokens whose probability is below min_p times the likeliest one's go."""
+    narrow = [row for row, least in enumerate(min_p) if least > 0.0]
+    if narrow:
+        index = torch.tensor(narrow, device=logits.device)
+        least = torch.tensor([min_p[row] for row in narrow], device=logits.device).log_()
+        rows = logits.index_select(0, index)
+        logits[index] = rows.masked_fill_(rows < least.unsqueeze(1), float("-inf"))
+
+
+def _typical_p(logits: Tensor, typical_p: Rows[float]) -> None:
+    """Locally typical sampling (Meister et al., TACL 2023): of the tokens sorted by how far their information is from the
+    entropy, the first ones whose probabilities reach typical_p stay, at least one."""
+    narrow = [row for row, mass in enumerate(typical_p) if mass < 1.0]
+    if narrow:
+        index = torch.tensor(narrow, device=logits.device)
+        mass = torch.tensor([typical_p[row] for row in narrow], device=logits.device).unsqueeze(1)
+        rows = logits.index_select(0, index)
+        information = rows.log_softmax(dim=-1).neg_()
+        weight = information.neg().exp_()
+        entropy = (information * weight).nan_to_num_(nan=0.0).sum(dim=-1, keepdim=True)
+        order = (information - entropy).abs_().argsort(dim=-1, stable=True)
+        sorted_weight = weight.gather(1, order)
+        drop = sorted_weight.cumsum(dim=-1).sub_(sorted_weight) >= mass
+        logits[index] = rows.masked_fill_(torch.empty_like(drop).scatter_(1, order, drop), float("-inf"))
+
+
+def _top(logits: Tensor, params: Rows[SamplingParams]) -> None:
+    """top-k and top-p. Ties with the last token kept are kept too."""
     vocab = logits.shape[1]
     top_k = [one.top_k if 0 < one.top_k < vocab else vocab for one in params]
     top_p = [one.top_p for one in params]

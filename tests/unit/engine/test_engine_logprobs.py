@@ -1,0 +1,148 @@
+"""Log probabilities of answers and prompts equal those of transformers, whatever happens to the batch meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.engine.core import EngineCore
+from quire.engine.sampling.logprobs import ROWS, token_logprobs
+from quire.request import AddRequest, SamplingParams, TokenLogprobs
+from quire_testing.cores import make_core
+from quire_testing.tiny_llama import VOCAB, make_model, save_folder
+
+
+@dataclass
+class Told:
+    """What came back for one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    num_cached: int = 0
+
+
+def run(core: EngineCore, prompts: list[list[int]], params: list[SamplingParams], every: int = 0) -> list[Told]:
+    told = [Told() for _ in prompts]
+    waiting = [
+        AddRequest(request_id=str(i), prompt_token_ids=prompt, params=one, arrival_s=0.0)
+        for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+    ]
+    steps = 0
+    while waiting or core.has_work:
+        while waiting and (every == 0 or steps % every == 0 or not core.has_work):
+            core.add(waiting.pop(0))
+            if every:
+                break
+        for delta in core.step().deltas:
+            assert delta.error is None, delta.error
+            one = told[int(delta.request_id)]
+            one.tokens += delta.token_ids
+            one.logprobs += delta.logprobs or []
+            one.num_cached += delta.num_cached_tokens
+            if delta.prompt_logprobs is not None:
+                assert one.prompt_logprobs is None, "told twice"
+                one.prompt_logprobs = delta.prompt_logprobs
+        steps += 1
+    return told
+
+
+def prompts_for(count: int) -> list[list[int]]:
+    rng = random.Random(5)
+    shared = [rng.randrange(3, VOCAB) for _ in range(40)]
+    return [
+        (shared if i % 2 else []) + [rng.randrange(3, VOCAB) for _ in range(rng.randrange(2, 50))] for i in range(count)
+    ]
+
+
+def check(entries: list[TokenLogprobs], tokens: list[int], logprobs: torch.Tensor, top: int) -> None:
+    """Entries for tokens at positions whose log probabilities are logprobs [P, V]."""
+    assert len(entries) == len(tokens) == len(logprobs)
+    for entry, token, row in zip(entries, tokens, logprobs, strict=True):
+        assert entry.token_ids[0] == token
+        assert len(entry.token_ids) == len(entry.logprobs) == top + 1
+        torch.testing.assert_close(torch.tensor(entry.logprobs), row[entry.token_ids], rtol=0, atol=2e-5)
+        assert entry.rank == int((row > row[token]).sum()) + 1
+        torch.testing.assert_close(torch.tensor(entry.logprobs[1:]), row.topk(top).values, rtol=0, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[Any]:
+    yield make_model()
+
+
+@pytest.fixture(scope="module")
+def folder(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(reference, tmp_path_factory.mktemp("tiny"))
+
+
+@torch.inference_mode()
+def test_equal_to_transformers_with_chunks_hits_and_preemption(reference: Any, folder: Path) -> None:
+    prompts = prompts_for(10)
+    params = [
+        SamplingParams(
+            temperature=[0.0, 1.0][i % 2],
+            seed=i,
+            max_tokens=25,
+            ignore_eos=True,
+            logprobs=[0, 3, 20][i % 3],
+            prompt_logprobs=[None, 0, 5][(i // 2) % 3],
+            logit_bias={7: 5.0} if i % 5 == 0 else None,
+            presence_penalty=0.5 if i % 4 == 0 else 0.0,
+        )
+        for i in range(len(prompts))
+    ]
+    core = make_core(folder, num_blocks=26, block_size=8, max_num_batched_tokens=24, max_num_seqs=7)
+    told = run(core, prompts, params, every=1)
+    assert core.scheduler.counters.preemptions > 0
+    assert core.scheduler.counters.prefix_hits > 0
+    for prompt, one, answer in zip(prompts, params, told, strict=True):
+        logprobs = reference(torch.tensor([prompt + answer.tokens])).logits[0].log_softmax(-1)
+        start = len(prompt) - 1
+        check(answer.logprobs, answer.tokens, logprobs[start : start + len(answer.tokens)], one.logprobs or 0)
+        if one.prompt_logprobs is None:
+            assert answer.prompt_logprobs is None
+        else:
+            check(answer.prompt_logprobs or [], prompt[1:], logprobs[:start], one.prompt_logprobs)
+
+
+def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_and_not_found(folder: Path) -> None:
+    core = make_core(folder)
+    prompt = prompts_for(2)[1]
+    plain, wanting = SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, prompt_logprobs=1)
+    for params, cached in [(plain, False), (wanting, False), (plain, True)]:
+        (told,) = run(core, [prompt], [params])
+        assert (told.num_cached > 0) == cached
+        assert (told.prompt_logprobs is not None) == (params is wanting)
+
+
+def test_a_prompt_of_one_token_has_none(folder: Path) -> None:
+    (told,) = run(make_core(folder), [[5]], [SamplingParams(max_tokens=1, prompt_logprobs=1)])
+    assert told.prompt_logprobs == []
+
+
+def test_the_head_runs_on_few_rows_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = make_core(folder, max_num_batched_tokens=256)
+    widths: list[int] = []
+    logits = core.runner.executor.logits
+    monkeypatch.setattr(core.runner.executor, "logits", lambda hidden: widths.append(len(hidden)) or logits(hidden))
+    run(core, [[5] * 200], [SamplingParams(max_tokens=1, prompt_logprobs=0)])
+    assert sum(widths) == 200
+    assert max(widths) <= ROWS
+
+
+def test_numbers_of_a_row_do_not_depend_on_the_others() -> None:
+    logits = torch.randn(ROWS + 3, 300).bfloat16()  # with ties
+    tokens = [i % 300 for i in range(len(logits))]
+    tops = [[0, 5, 20][i % 3] for i in range(len(logits))]
+    together = token_logprobs(logits, tokens, tops)
+    for i, entry in enumerate(together):
+        assert token_logprobs(logits[i : i + 1], tokens[i : i + 1], tops[i : i + 1]) == [entry]
+        (more,) = token_logprobs(logits[i : i + 1], tokens[i : i + 1], [20])
+        assert more.token_ids[: tops[i] + 1] == entry.token_ids
