@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from quire.entrypoints.requests import TextPrompt, TokensPrompt
     from quire.outputs import CompletionOutput, RequestOutput
     from quire.request import RequestOutputKind, SamplingParams
+    from quire.structured import StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",
@@ -45,6 +47,7 @@ _HOMES = {
     "RequestOutput": "quire.outputs",
     "RequestOutputKind": "quire.request",
     "SamplingParams": "quire.request",
+    "StructuredOutputsParams": "quire.structured",
     "TextPrompt": "quire.entrypoints.requests",
     "TokensPrompt": "quire.entrypoints.requests",
 }

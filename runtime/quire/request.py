@@ -95,6 +95,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id: the token that ended it (it is the last of `token_ids`; it is no part of the text), else None.
     logprobs: one for each of `token_ids`, where asked for. prompt_logprobs: with the first tokens, one for each token of the
     prompt from its second on, where asked for. num_cached_tokens: prompt tokens found in the prefix cache. queue_s: arrival to first scheduling.
+    error_param: the field of the request that is at fault, where the request is (400) and not the engine (500).
     """
 
     request_id: str
@@ -104,6 +105,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     queue_s: float | None = None
     error: str | None = None
+    error_param: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
 

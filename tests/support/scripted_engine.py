@@ -105,10 +105,12 @@ class ScriptedEngine:
         self._events.put_nowait(StepOutputs(deltas=deltas, stats=self.stats(deltas)))
         self._changed.set()
 
-    def fail(self, request_id: str, error: str) -> None:
-        """This request alone cannot go on."""
+    def fail(self, request_id: str, error: str, *, param: str | None = None) -> None:
+        """This request alone cannot go on; param: because of this field."""
         self._live.pop(request_id)
-        delta = TokenDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=error)
+        delta = TokenDelta(
+            request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=error, error_param=param
+        )
         self._events.put_nowait(StepOutputs(deltas=[delta], stats=self.stats([])))
         self._changed.set()
 

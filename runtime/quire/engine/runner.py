@@ -45,6 +45,7 @@ class ModelRunner:
         """Compute the plan; one token for each entry that samples, in order."""
         rows = [entry.sequence for entry in plan.scheduled if entry.samples]
         spans = prompt_spans(plan)
+        self.sampler.prepare(rows)
         hidden = self.executor.forward(self._batch(plan, spans), self.kv)
         result = self.sampler(self.executor.logits(hidden[: len(rows)]), rows) if rows else StepResult()
         if spans:

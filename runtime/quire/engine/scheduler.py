@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.engine.admission import Limits
 from quire.engine.policy import POLICIES, Policy
@@ -86,8 +87,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._live)
 
-    def add(self, request: AddRequest, *, seed: int) -> TokenDelta | None:
-        """Take a request. A delta with an error comes back instead where it can never be served."""
+    def add(self, request: AddRequest, *, seed: int, scratch: dict[str, Any] | None = None) -> TokenDelta | None:
+        """Take a request. A delta with an error comes back instead where it can never be served.
+
+        scratch: what stages of the sampler know of it already.
+        """
         fault = self.fault(request)
         if fault is not None:
             return TokenDelta(
@@ -104,6 +108,7 @@ class Scheduler:
             max_tokens=room if params.max_tokens is None else params.max_tokens,
             order=self._order,
         )
+        sequence.scratch.update(scratch or {})
         self._order += 1
         self._live[sequence.request_id] = sequence
         self.waiting.push(sequence)

@@ -18,6 +18,10 @@ from quire.config import EngineConfig
 from quire.engine import host
 from quire.engine.core import EngineCore
 from quire.engine.determinism import difference
+from quire.engine.grammar.client import Grammars
+from quire.engine.grammar.gate import Gate
+from quire.engine.grammar.processor import GrammarProcessor
+from quire.engine.grammar.protocol import Limits, Settings
 from quire.engine.memory import MemoryPlan, plan
 from quire.engine.runner import ModelRunner
 from quire.engine.sampling import Sampler
@@ -97,16 +101,25 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             policy=config.scheduler_policy,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
         )
+        grammars = Grammars(
+            Settings(
+                tokenizer=config.tokenizer or config.model,
+                revision="main" if config.tokenizer else config.revision,
+                vocab_size=description.vocab_size,
+                eos_token_ids=list(description.eos_token_ids),
+                limits=Limits(),
+            )
+        )
         runner = ModelRunner(
             executor,
             pool,
-            Sampler([*default_processors(), *load_processors(config.logits_processors)]),
+            Sampler([*default_processors(), *load_processors(config.logits_processors), GrammarProcessor(grammars)]),
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_blocks=-(-memory.max_model_len // config.block_size),
         )
-        core = EngineCore(scheduler, runner, config)
+        core = EngineCore(scheduler, runner, config, Gate(grammars))
     with stages.stage("warmup"):
         _warm_up(core)
     if config.deterministic:

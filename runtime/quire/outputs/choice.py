@@ -74,6 +74,8 @@ class Choice:
         Raises RequestError where the engine could not go on with it.
         """
         self.see(delta)
+        if delta.finish_reason is FinishReason.ERROR and delta.error_param is not None:
+            raise RequestError(delta.error or "bad value", param=delta.error_param, code="invalid_value")
         if delta.finish_reason is FinishReason.ERROR:
             raise RequestError(
                 f"the engine could not go on with this request: {delta.error or 'unknown cause'}",

@@ -14,10 +14,12 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from quire.errors import RequestError
 from quire.request import SamplingParams
 from quire.sampling_params import MAX_LOGPROBS, refusal
+from quire.server.formats import Formats
 
 MAX_PROMPTS = 128
-_OWN_MEANING = frozenset({"max_tokens", "logprobs"})  # fields whose form differs from that of SamplingParams
-_NOTHING: tuple[object, ...] = (None, False, 0, 0.0, "", [], {})
+_OWN_MEANING = frozenset(
+    {"max_tokens", "logprobs", "structured_outputs"}
+)  # fields whose form differs from that of SamplingParams
 
 
 class Body(BaseModel):
@@ -44,15 +46,9 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Sampling(Body):
+class Sampling(Body, Formats):
     """What both kinds of completion share."""
 
-    REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "guided_json": _NOTHING,
-        "guided_regex": _NOTHING,
-        "guided_choice": _NOTHING,
-        "guided_grammar": _NOTHING,
-    }
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
 
     model: str | None = None
@@ -111,7 +107,12 @@ class Sampling(Body):
             raise RequestError(f"{name} must be at least 1, got {max_tokens}", param=name, code="invalid_value")
         own = type(self).model_fields.keys() & set(SamplingParams.__struct_fields__) - _OWN_MEANING
         given = {field: value for field in own if (value := getattr(self, field)) is not None}
-        params = SamplingParams(**given, max_tokens=max_tokens, logprobs=self.num_logprobs)
+        params = SamplingParams(
+            **given,
+            max_tokens=max_tokens,
+            logprobs=self.num_logprobs,
+            structured_outputs=self.structured_output(),
+        )
         if self.stream and params.num_sequences > params.n:
             raise RequestError(
                 f"best_of {params.best_of} with n {params.n} is not possible with stream: true, as the best are known at the end",
@@ -183,7 +184,6 @@ class ChatBody(Sampling):
         **Sampling.REFUSED,
         "tools": (None, []),
         "functions": (None, []),
-        "response_format": (None, {"type": "text"}),
         "audio": (None,),
         "modalities": (None, ["text"]),
         "prediction": (None,),

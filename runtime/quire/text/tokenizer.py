@@ -16,7 +16,7 @@ from tokenizers import normalizers
 
 from quire.errors import RequestError
 from quire.request import SamplingParams
-from quire.text.chat import BREAK, ChatTemplate, Message
+from quire.text.chat import BREAK, ChatTemplate, Defuser, Message
 from quire.text.pieces import Pieces
 from quire.text.stream import Detokenizer, TextStream
 from quire.text.vocabulary import Vocabulary
@@ -45,6 +45,7 @@ class Tokenizer:
         self.chat = ChatTemplate(
             vocabulary.templates, name=self.name, tokens=vocabulary.template_tokens, special=tuple(self._special)
         )
+        self._defuser = Defuser(tuple(self._special))
         self._spelling = {i: token for token, i in self._special.items()}
         self._uncounted = {vocabulary.unk_id}
         backend_adds = self.bos_id is not None and self._backend.encode("").ids[:1] == [self.bos_id]
@@ -65,6 +66,10 @@ class Tokenizer:
         doubled = ids[:2] == [self.bos_id, self.bos_id]
         unwanted = has_bos and not self.adds_bos and self._backend_adds_bos
         return ids[1:] if doubled or unwanted else ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a piece of an answer: what spells a special token is text, and nothing is added."""
+        return self._ids(self._defuser.text(text), False)
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < LONG_CHARS:

@@ -20,6 +20,9 @@ from quire.engine.client import EngineClient
 from quire.engine.startup import build
 from quire.errors import ConfigError, EngineDeadError, ModelError
 from quire.request import AddRequest, FinishReason, SamplingParams, StepOutputs
+from quire.structured import structured_output
+from quire.text import load_tokenizer
+from quire_testing.structured import write_model
 from quire_testing.tiny_llama import greedy, make_model, save_folder
 
 DEADLINE_S = 120.0
@@ -44,6 +47,11 @@ async def client(folder: Path) -> AsyncIterator[EngineClient]:
     client = await EngineClient.start(config(folder), deadline_s=DEADLINE_S, log_level="warning")
     yield client
     await client.close()
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def first(client: EngineClient, wanted: str) -> StepOutputs:
@@ -235,3 +243,27 @@ def test_the_engine_dies_with_its_parent(folder: Path) -> None:
         for socket in Path(sockets).glob("*"):
             socket.unlink()
         Path(sockets).rmdir()
+
+
+async def test_structured_outputs_come_from_processes_that_end_with_the_engine(tmp_path: Path) -> None:
+    client = await EngineClient.start(config(write_model(tmp_path)), deadline_s=DEADLINE_S, log_level="warning")
+    try:
+        params = SamplingParams(max_tokens=30, seed=1, structured_outputs=structured_output(choice=["yes", "no"]))
+        await client.add(AddRequest(request_id="a", prompt_token_ids=[5, 6], params=params, arrival_s=time.monotonic()))
+        tokens: list[int] = []
+        waited = False
+        async with asyncio.timeout(DEADLINE_S):
+            async for step in client.outputs():
+                waited |= (step.stats.num_waiting, step.stats.batch_size) == (1, 0)
+                tokens += [token for delta in step.deltas for token in delta.token_ids]
+                if any(delta.finish_reason is FinishReason.STOP for delta in step.deltas):
+                    break
+        assert waited, "it counts as waiting while its grammar is compiled, and the engine gives signs of life"
+        assert load_tokenizer(tmp_path).decode(tokens) in ("yes", "no")
+        [nursery] = children(client.pid)
+        lifeline = os.pidfd_open(nursery)
+        assert not select.select([lifeline], [], [], 0)[0]
+    finally:
+        await client.close()
+    assert select.select([lifeline], [], [], 10)[0], "the nursery is still there"
+    os.close(lifeline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -45,6 +45,15 @@ class LogitsProcessor(Protocol):
         ...
 
 
+@runtime_checkable
+class ComputesAhead(Protocol):
+    """A logits processor that can use the time of the forward pass."""
+
+    def prepare(self, rows: list[Row]) -> None:
+        """Called before the forward pass with the rows of the next `apply`, in their order."""
+        ...
+
+
 class Sampler:
     """One token for each row of logits.
 
@@ -53,6 +62,13 @@ class Sampler:
 
     def __init__(self, processors: Rows[LogitsProcessor] = ()) -> None:
         self._processors = tuple(processors)
+        self._ahead = [(place, one) for place, one in enumerate(processors) if isinstance(one, ComputesAhead)]
+
+    def prepare(self, rows: Rows[Row]) -> None:
+        """Called before the forward pass whose logits of these rows the next call will get."""
+        for place, processor in self._ahead:
+            if own := [row for row in rows if place in self._wanted(row)]:
+                processor.prepare(own)
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, rows: Rows[Row]) -> StepResult:
@@ -89,15 +105,18 @@ class Sampler:
             found = token_logprobs(own, [tokens[i] for i in places], tops)
             extras.logprobs = dict(zip(places, found, strict=True))
 
+    def _wanted(self, row: Row) -> tuple[int, ...]:
+        if row.processors is None:
+            row.processors = tuple(p for p, one in enumerate(self._processors) if one.wants(row.params))
+        return row.processors
+
     def _wanting(self, rows: Rows[Row]) -> tuple[list[int], dict[int, list[int]]]:
         """Rows that want any processor, and for each processor the places among these of those that want it."""
         changed: list[int] = []
         wanting: dict[int, list[int]] = {}
         for i, row in enumerate(rows):
-            if row.processors is None:
-                row.processors = tuple(p for p, one in enumerate(self._processors) if one.wants(row.params))
-            if row.processors:
-                for processor in row.processors:
+            if processors := self._wanted(row):
+                for processor in processors:
                     wanting.setdefault(processor, []).append(len(changed))
                 changed.append(i)
         return changed, wanting

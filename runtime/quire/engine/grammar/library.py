@@ -1,0 +1,117 @@
+"""llguidance, and nothing else that is ours knows it: a vocabulary, a grammar from a request, a matcher for a sequence.
+
+JSON is written as models and people write it: between two tokens of JSON one space or none, or a line break with at most 32
+spaces or 8 tabs of indentation. More would let a model write blanks for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import llguidance
+
+from quire.engine.grammar.protocol import Compile
+from quire.text import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+WHITESPACE = r"(?: |\n(?: {0,32}|\t{0,8}))?"
+_JSON_OPTIONS: JsonCompileOptions = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": WHITESPACE,
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_LIMITS = llguidance.LLParserLimits(step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False)
+_SPECIAL = b"\xff"
+"""The library's mark of tokens that are no text."""
+
+
+class GrammarError(ValueError):
+    """The grammar cannot be built; the message is one line for the user."""
+
+
+class _Adapter:
+    """What the library asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
+        pieces = tokenizer.pieces
+        special = [i for i in sorted({*tokenizer.special_ids, *eos}) if i < vocab_size]
+        tokens = [pieces.bytes_of(i, skip_special=False) for i in range(vocab_size)]
+        for i in special:
+            tokens[i] = _SPECIAL + (tokens[i] or b"<%d>" % i)
+        self.tokens = tokens
+        self.special_token_ids = special
+        self.eos_token_id = eos[0]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode_text(text)
+
+
+def vocabulary(tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> llguidance.LLTokenizer:
+    """The library's view of a tokenizer: vocab_size ids, of which `eos` end a text. Takes about a second."""
+    wrapper = llguidance.TokenizerWrapper(_Adapter(tokenizer, vocab_size, eos))
+    return llguidance.LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=list(eos))
+
+
+def compile_grammar(tokens: llguidance.LLTokenizer, request: Compile) -> llguidance.LLMatcher:
+    """A matcher at the beginning of a text, from which those of sequences are copied. Raises GrammarError."""
+    try:
+        matcher = llguidance.LLMatcher(tokens, _source(request), log_level=0, limits=_LIMITS)
+    except (ValueError, TypeError) as exc:
+        raise GrammarError(one_line(str(exc))) from None
+    # Much of the work waits for the first mask; it belongs to the compilation and to its limits.
+    probe = matcher.deep_copy()
+    mask = probe.compute_bitmask()
+    if probe.is_error():
+        raise GrammarError(one_line(probe.get_error()))
+    if not any(mask):
+        raise GrammarError("no text satisfies it")
+    return matcher
+
+
+def mask_of(matcher: llguidance.LLMatcher, size: int) -> bytes:
+    """Which tokens may come next: `size` bytes of bits (the library may have some more than there are tokens)."""
+    return matcher.compute_bitmask()[:size].ljust(size, b"\0")
+
+
+def _source(request: Compile) -> str:
+    make = llguidance.LLMatcher
+    match request.kind:
+        case "json":
+            schema = json.loads(request.spec)
+            if schema is True:
+                schema = {}
+            if schema is False:
+                raise GrammarError("the schema is false, which no value satisfies")
+            return make.grammar_from_json_schema(schema, None, _JSON_OPTIONS)
+        case "json_object":
+            return make.grammar_from_json_schema({"type": "object"}, None, _JSON_OPTIONS)
+        case "regex":
+            return make.grammar_from_regex(request.spec)
+        case "choice":
+            # one terminal: alternatives of a rule are items of the parser, which takes 2000
+            return make.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(_literal, json.loads(request.spec))))
+        case "grammar":
+            return make.grammar_from_lark(request.spec)
+
+
+def _literal(text: str) -> str:
+    """A text as a string of the Lark language, which reads strings as JSON does."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def one_line(message: str) -> str:
+    """What of a message of several lines, with source excerpts, tells the user most."""
+    lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith("<")]
+    errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
+    text = errors[0] if errors else lines[0] if lines else "it cannot be built"
+    text = re.sub(r"^(at )?(\d+)\((\d+)\): ", r"line \2, column \3: ", text)
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,145 @@
+"""What an answer must look like: a JSON schema, any JSON object, a regular expression, one of some texts, a grammar.
+
+`StructuredOutput` travels inside the sampling parameters. Checked here is what is cheap and safe to check anywhere (shape,
+size, depth); whether a grammar can be built is found out by `quire.engine.grammar`, away from the step loop.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from quire.errors import RequestError
+
+Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
+
+MAX_SPEC_BYTES = 256 * 1024
+MAX_DEPTH = 120
+"""Levels of JSON in a schema: the grammar library reads 128, some of which are its own."""
+MAX_CHOICES = 10_000
+
+
+class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """kind, and what it is made of as text: `json` a JSON schema, `regex` an expression that the whole answer matches,
+    `choice` a JSON list of texts, `grammar` a context-free grammar in the Lark variant of llguidance, `json_object` nothing.
+
+    param: the field of the request it came from, for messages; two outputs that differ in nothing else are the same grammar.
+    Raises RequestError that names it.
+    """
+
+    kind: Kind
+    spec: str = ""
+    param: str = "structured_outputs"
+
+    def __post_init__(self) -> None:
+        size = len(self.spec.encode("utf-8", "surrogatepass"))
+        if size > MAX_SPEC_BYTES:
+            raise self.bad(f"must be at most {MAX_SPEC_BYTES} bytes, got {size}")
+        try:
+            self.spec.encode("utf-8")
+        except UnicodeEncodeError as exc:
+            raise self.bad(f"must be valid Unicode, got half of a surrogate pair at character {exc.start}") from None
+        if self.kind == "json":
+            self._check_schema()
+        elif self.kind == "choice":
+            self._check_choices()
+        elif self.kind != "json_object" and not self.spec:
+            raise self.bad("must not be empty")
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for outputs that are the same grammar."""
+        return self.kind, self.spec
+
+    def bad(self, what: str) -> RequestError:
+        """The error about this field: `what` follows its name."""
+        return RequestError(f"{self.param} {what}", param=self.param, code="invalid_value")
+
+    def _check_schema(self) -> None:
+        schema = self._parsed("a JSON schema")
+        if not isinstance(schema, dict | bool):
+            raise self.bad(f"must be a JSON schema (an object), got {_shown(schema)}")
+        if (depth := _depth(schema)) > MAX_DEPTH:
+            raise self.bad(f"must be at most {MAX_DEPTH} levels deep, got {depth}")
+
+    def _check_choices(self) -> None:
+        choices = self._parsed("a list of texts")
+        if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
+            raise self.bad(f"must be a list of non-empty texts, got {_shown(choices)}")
+        if not 1 <= len(choices) <= MAX_CHOICES:
+            raise self.bad(f"must be between 1 and {MAX_CHOICES} texts, got {len(choices)}")
+
+    def _parsed(self, what: str) -> Any:
+        try:
+            return jsonlib.loads(self.spec)
+        except RecursionError:
+            raise self.bad(f"must be at most {MAX_DEPTH} levels deep") from None
+        except ValueError as exc:
+            raise self.bad(f"must be {what}: {exc}") from None
+
+
+def structured_output(
+    *,
+    json: str | Mapping[str, Any] | bool | None = None,
+    regex: str | None = None,
+    choice: Sequence[str] | None = None,
+    grammar: str | None = None,
+    json_object: bool | None = None,
+    param: str = "structured_outputs",
+) -> StructuredOutput:
+    """The one kind of output that is given, from Python values. Raises RequestError that names `param`.
+
+    json: a JSON schema, parsed or as text. regex: matched against the whole answer. choice: the answer is one of these.
+    grammar: Lark, as llguidance reads it. json_object: any JSON object.
+    """
+    specs: dict[Kind, str] = {}
+    if json is not None:
+        specs["json"] = json if isinstance(json, str) else _text(json, param)
+    if regex is not None:
+        specs["regex"] = regex
+    if choice is not None:
+        specs["choice"] = _text(choice if isinstance(choice, str) else list(choice), param)
+    if grammar is not None:
+        specs["grammar"] = grammar
+    if json_object:
+        specs["json_object"] = ""
+    if len(specs) != 1:
+        got = " and ".join(specs) or "none of them"
+        message = f"{param} must be exactly one of json, regex, choice, grammar and json_object, got {got}"
+        raise RequestError(message, param=param, code="invalid_value")
+    [(kind, spec)] = specs.items()
+    if not isinstance(spec, str):
+        raise RequestError(f"{param}: {kind} must be a text, got {_shown(spec)}", param=param, code="invalid_value")
+    return StructuredOutput(kind=kind, spec=spec, param=param)
+
+
+StructuredOutputsParams = structured_output
+"""The name that users of vLLM know."""
+
+
+def _text(value: object, param: str) -> str:
+    """JSON in which equal values are equal texts up to the order of keys, which is the order of an answer's properties."""
+    try:
+        return jsonlib.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        raise RequestError(f"{param} must be at most {MAX_DEPTH} levels deep", param=param) from None
+    except (TypeError, ValueError) as exc:
+        raise RequestError(f"{param} must be JSON: {exc}", param=param, code="invalid_value") from None
+
+
+def _depth(value: object) -> int:
+    deepest, open_values = 0, [(value, 1)]
+    while open_values:
+        value, depth = open_values.pop()
+        deepest = max(deepest, depth)
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        open_values += [(one, depth + 1) for one in inner if isinstance(one, dict | list)]
+    return deepest
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
