@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire.models import experts
 from quire.models.attention import Attention
 from quire.models.description import DecoderDescription, Rope
 from quire.models.executor import Batch, KVPool
+from quire.models.experts import Experts
 from quire.models.linear import pack
 from quire.models.mlp import GatedMLP
 from quire.models.norm import Norm, make_norm
@@ -35,7 +37,7 @@ class _Layer:
     attention: Attention
     attn_out_norm: Norm
     mlp_norm: Norm
-    mlp: GatedMLP
+    mlp: GatedMLP | Experts
     mlp_out_norm: Norm
 
 
@@ -76,7 +78,7 @@ class Decoder:
                     attention=Attention(d, layer, weights, tables[d.rope_of(layer)]),
                     attn_out_norm=make_norm(d, weights.get("attn_out_norm")),
                     mlp_norm=make_norm(d, weights.get("mlp_norm")),
-                    mlp=GatedMLP(d, weights),
+                    mlp=Experts(d, weights) if d.num_experts else GatedMLP(d, weights),
                     mlp_out_norm=make_norm(d, weights.get("mlp_out_norm")),
                 )
             )
@@ -122,6 +124,12 @@ class Decoder:
                 for part, view in zip(parts, torch.split(weights[stored], rows), strict=True):
                     self._targets[f"layers.{layer}.{part}"] = view
                     del shapes[part]
+            if d.num_experts:
+                stored_experts, views = experts.allocate(d, self._empty)
+                weights |= stored_experts
+                for name, view in views.items():
+                    self._targets[f"layers.{layer}.{name}"] = view
+                    del shapes[name]
             for name, shape in shapes.items():
                 weights[name] = self._targets[f"layers.{layer}.{name}"] = self._empty(*shape)
             self._stored.append(weights)

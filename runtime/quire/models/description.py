@@ -60,6 +60,8 @@ class DecoderDescription:
     *_softcap          scores or logits x become cap * tanh(x / cap); 0: they stay
     query_scale        factor of the scores where it is not head_size ** -0.5
     embedding_scale    factor of the token embeddings, rounded to the model's type
+    num_experts        MLPs of intermediate_size each; a router chooses experts_per_token of them for each token. 0: one MLP
+    normalise_experts  the shares of the chosen ones sum up to 1
     """
 
     architecture: str
@@ -83,6 +85,9 @@ class DecoderDescription:
     logit_softcap: float = 0.0
     query_scale: float | None = None
     embedding_scale: float = 1.0
+    num_experts: int = 0
+    experts_per_token: int = 1
+    normalise_experts: bool = True
     activation: Literal["silu", "gelu_tanh"] = "silu"
     qkv_bias: bool = False
     o_bias: bool = False
@@ -121,10 +126,13 @@ class DecoderDescription:
             "k": (self.kv_size, hidden),
             "v": (self.kv_size, hidden),
             "o": (hidden, self.q_size),
-            "gate": (inner, hidden),
-            "up": (inner, hidden),
-            "down": (hidden, inner),
         }
+        mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        if self.num_experts:
+            shapes["router"] = (self.num_experts, hidden)
+            shapes |= {f"experts.{e}.{name}": shape for e in range(self.num_experts) for name, shape in mlp.items()}
+        else:
+            shapes |= mlp
         if self.norm_placement != "post":
             shapes |= {"attn_norm": (hidden,), "mlp_norm": (hidden,)}
         if self.norm_placement != "pre":
@@ -162,7 +170,11 @@ class DecoderDescription:
 
     def activations_per_token(self) -> int:
         """Numbers alive in the widest moment of a step, for one token of the batch; logits not counted."""
-        return 3 * self.hidden_size + 2 * self.q_size + 2 * self.kv_size + 3 * self.intermediate_size
+        attention = 3 * self.hidden_size + 2 * self.q_size + 2 * self.kv_size
+        if not self.num_experts:
+            return attention + 3 * self.intermediate_size
+        each = 3 * self.intermediate_size + 3 * self.hidden_size  # its row sorted in, its answer sorted and back
+        return attention + 2 * self.num_experts + self.experts_per_token * each
 
     def kv_elements_per_token(self) -> int:
         """Numbers the KV cache holds for one token, over all layers, keys and values together."""
@@ -178,7 +190,7 @@ class NameMap:
     """How a checkpoint format names the weights.
 
     top        parameter to tensor name
-    layer      the same with `{i}` for the layer. Parameters that name one tensor are stacked in it, rows of the first
+    layer      the same with `{i}` for the layer, and `{e}` for the expert in `experts.<name>`. Parameters that name one tensor are stacked in it, rows of the first
                first, in the order of `DecoderDescription.layer_parameters`
     ignored    suffixes of tensors that carry nothing this engine needs
     unpermute  layer weights of queries and keys whose rotated rows are stored in pairs (2i, 2i + 1) that turn together;
@@ -194,6 +206,9 @@ class NameMap:
         """The tensor that holds a parameter of `DecoderDescription.parameters`."""
         if parameter.startswith("layers."):
             _, layer, name = parameter.split(".", 2)
+            if name.startswith("experts."):
+                _, expert, name = name.split(".")
+                return self.layer[f"experts.{name}"].format(i=layer, e=expert)
             return self.layer[name].format(i=layer)
         return self.top[parameter]
 

@@ -57,6 +57,14 @@ def describe(config: Fields, architecture: str, **own: Any) -> DecoderDescriptio
     return DecoderDescription(**fields)
 
 
+def experts(config: Fields, number: str, default: int, *, default_chosen: int) -> dict[str, int]:
+    """Fields of the description that count experts. number: the key of how many there are."""
+    count, chosen = config.integer(number, default), config.integer("num_experts_per_tok", default_chosen)
+    if chosen > count:
+        raise config.bad("num_experts_per_tok", chosen, f"at most {number} ({count})")
+    return {"num_experts": count, "experts_per_token": chosen}
+
+
 def activation(config: Fields, key: str, default: str) -> Literal["silu", "gelu_tanh"]:
     """The activation a field names."""
     name = config.values.get(key) or default

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from quire.models.description import DecoderDescription
 from quire.models.linear import pack
 from quire_kernels import ops
+
+
+def activation(description: DecoderDescription) -> Callable[[Tensor], Tensor]:
+    """gates and ups [T, 2I] to [T, I]."""
+    return {"silu": ops.silu_mul}[description.activation]
 
 
 class GatedMLP:
@@ -16,7 +23,7 @@ class GatedMLP:
         """weights: the layer's, fused (see `decoder.STACKED`); what is packed is taken out."""
         self._gate_up = pack(weights.pop("gate_up"), weights.get("gate_up_bias"))
         self._down = pack(weights.pop("down"), weights.get("down_bias"))
-        self._activate = {"silu": ops.silu_mul}[description.activation]
+        self._activate = activation(description)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [T, H] to [T, H]."""

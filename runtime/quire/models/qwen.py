@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.models import gguf_config, hf_config
 from quire.models.description import DecoderDescription
 from quire.models.metadata import Fields
@@ -15,17 +17,18 @@ def qwen2_from_config(config: Fields) -> DecoderDescription:
     return hf_config.describe(config, "qwen2", qkv_bias=True, windows=_windows(config))
 
 
-def qwen3_from_config(config: Fields) -> DecoderDescription:
-    """The description of a config.json (fields of transformers' Qwen3Config)."""
+def qwen3_from_config(config: Fields, architecture: str = "qwen3", **own: Any) -> DecoderDescription:
+    """The description of a config.json (fields of transformers' Qwen3Config); own: fields of a relative."""
     bias = config.flag("attention_bias")
     return hf_config.describe(
         config,
-        "qwen3",
+        architecture,
         head_size=config.integer("head_dim", 128),
         qk_norm="head",
         qkv_bias=bias,
         o_bias=bias,
         windows=_windows(config),
+        **own,
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quire.errors import ModelError
-from quire.models import llama, mistral, qwen
+from quire.models import llama, mistral, mixtral, qwen, qwen3_moe
 from quire.models.description import DecoderDescription, NameMap
 from quire.models.metadata import Fields
 
@@ -41,8 +41,10 @@ class GGUFArchitecture:
 HF: dict[str, HFArchitecture] = {
     "LlamaForCausalLM": HFArchitecture(llama.from_config, llama.HF_NAMES),
     "MistralForCausalLM": HFArchitecture(mistral.from_config, mistral.HF_NAMES),
+    "MixtralForCausalLM": HFArchitecture(mixtral.from_config, mixtral.HF_NAMES),
     "Qwen2ForCausalLM": HFArchitecture(qwen.qwen2_from_config, qwen.HF_NAMES),
     "Qwen3ForCausalLM": HFArchitecture(qwen.qwen3_from_config, qwen.HF_NAMES),
+    "Qwen3MoeForCausalLM": HFArchitecture(qwen3_moe.from_config, qwen3_moe.HF_NAMES),
 }
 
 GGUF: dict[str, GGUFArchitecture] = {
@@ -92,4 +94,8 @@ def _find(names: Iterable[str], native: Mapping[str, _Architecture], kind: type[
                 raise ModelError(f"the plugin {point.value} for {name} cannot be loaded: {exc}") from exc
             if isinstance(loaded, kind):
                 return loaded
+            if not isinstance(loaded, HFArchitecture | GGUFArchitecture):
+                raise ModelError(
+                    f"the plugin {point.value} for {name} is a {type(loaded).__name__}, not an {kind.__name__}"
+                )
     return None

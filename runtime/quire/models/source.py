@@ -104,12 +104,16 @@ def _hub(model: str, revision: str, tokenizer_only: bool, with_code: bool, say: 
         patterns = [file[0]]
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=True))
-        missing = _missing(folder, file, tokenizer_only, with_code)
-    except LocalEntryNotFoundError:
-        folder, missing = Path(), "nothing of it is in the local cache"
+        missing, partial = _missing(folder, file, tokenizer_only, with_code), False
+    except LocalEntryNotFoundError as exc:
+        held: str | None = getattr(exc, "snapshot_path", None)  # of a download that was interrupted
+        folder, partial = Path(held or ""), held is not None
+        missing = (
+            _missing(folder, file, tokenizer_only, with_code) if partial else "nothing of it is in the local cache"
+        )
     except HFValidationError as exc:
         raise ModelError(f"{model!r} is no hub id (org/name) and no file or folder here") from exc
-    if missing:
+    if missing or (partial and not constants.HF_HUB_OFFLINE):  # offline, what is needed is enough
         if constants.HF_HUB_OFFLINE:
             raise ModelError(f"{model}: {missing}, and HF_HUB_OFFLINE is set; download it first or unset it")
         say(f"downloading {model} (revision {revision}) from {constants.ENDPOINT}")

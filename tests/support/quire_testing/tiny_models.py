@@ -38,9 +38,13 @@ class Family:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaConfig"),
     "mistral": Family("MistralConfig", {"sliding_window": None, "head_dim": 24}),
+    "mixtral": Family("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3-moe": Family("Qwen3MoeConfig", {"head_dim": 16, **EXPERTS, "norm_topk_prob": True}),
+    "qwen3-moe-shares": Family("Qwen3MoeConfig", {"head_dim": 16, **EXPERTS, "norm_topk_prob": False}),
     "qwen2": Family("Qwen2Config"),
     "qwen3": Family("Qwen3Config", {"head_dim": 32}),
     "qwen3-biases": Family("Qwen3Config", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),

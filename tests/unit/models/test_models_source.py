@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
-import os
-import socket
-import subprocess
-import sys
-import threading
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import huggingface_hub.constants
 import pytest
@@ -124,88 +116,6 @@ def test_offline_says_what_is_missing(hub: Path, monkeypatch: pytest.MonkeyPatch
         resolve("org/name")
     (path / "model-2.safetensors").write_text("")
     assert resolve("org/name").path == path
-
-
-class Hub(http.server.BaseHTTPRequestHandler):
-    """Just enough of a model hub: one repository with fixed files."""
-
-    files: ClassVar = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "big.bin": b"no"}
-
-    def do_GET(self) -> None:
-        if self.path.startswith("/api/models/org/name/revision/"):
-            listing = [{"rfilename": name} for name in self.files]
-            self._answer(200, json.dumps({"id": "org/name", "sha": "f" * 40, "siblings": listing}).encode())
-        elif self.path.startswith("/api/models/org/name/tree/"):
-            tree = [{"type": "file", "path": n, "size": len(c), "oid": "0" * 40} for n, c in self.files.items()]
-            self._answer(200, json.dumps(tree).encode())
-        elif (name := self.path.rpartition("/")[2]) in self.files:
-            self._answer(200, self.files[name])
-        else:
-            self._answer(404, b"{}")
-
-    do_HEAD = do_GET
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-        self.send_header("X-Repo-Commit", "f" * 40)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
-
-
-@pytest.fixture
-def mirror() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-RESOLVE = """
-import sys
-from quire.errors import ModelError
-from quire.models import source
-source.HUB_TIMEOUT_S = 1.0
-try:
-    print(source.resolve("org/name", revision="main", say=print).path)
-except ModelError as exc:
-    sys.exit(f"quire: error: {exc}")
-"""
-
-
-def resolve_elsewhere(home: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
-    """Resolve in a process of its own, because huggingface_hub reads its variables when it is imported."""
-    env = {**os.environ, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-c", RESOLVE]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_a_mirror_serves_and_then_is_not_needed(tmp_path: Path, mirror: str) -> None:
-    first = resolve_elsewhere(tmp_path, mirror)
-    assert first.returncode == 0, first.stderr
-    said, path = first.stdout.splitlines()
-    assert said == f"downloading org/name (revision main) from {mirror}"
-    assert sorted(file.name for file in Path(path).iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
-    second = resolve_elsewhere(tmp_path, "http://127.0.0.1:9")
-    assert second.stdout.splitlines() == [path], second.stderr
-
-
-def test_a_mirror_that_never_answers_is_named_in_time(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        result = resolve_elsewhere(tmp_path, address)
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith(
-        f"quire: error: cannot download org/name (revision main) from {address}: "
-    )
 
 
 def test_bundled_models_come_from_their_wheel(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
