@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire.engine.core import EngineCore
-from quire.engine.grammar.client import NURSERY_ENDED, SESSION
+from quire.engine.grammar.client import NOT_READY, NURSERY_ENDED, SESSION
 from quire.engine.grammar.processor import GrammarProcessor
+from quire.engine.grammar.protocol import Tokens
 from quire.errors import RequestError
 from quire.request import FinishReason, SamplingParams
 from quire.structured import structured_output
@@ -236,6 +238,16 @@ def test_a_copy_of_a_sequence_has_a_session_of_its_own(core: EngineCore) -> None
     assert (second.known, second.grammar) == (0, first.grammar)
     assert second.number != first.number
     assert processor._session(row) is first is row.scratch[SESSION]
+
+
+def test_a_grammar_that_is_compiled_anew_is_not_asked_before_it_is_there(core: EngineCore) -> None:
+    grammar = grammars_of(core).get(params(regex="never[0-9]asked").structured_outputs)  # type: ignore[arg-type]
+    assert not grammar.settled
+    grammar.ask([Tokens(1, 0, [])])
+    assert grammar.answer(np.zeros((1, 40), dtype=np.uint8), grammars_of(core).limits) == {0: NOT_READY}
+    while not grammar.settled:
+        grammars_of(core).poll(1.0)
+    assert grammar.error is None
 
 
 def test_ignore_eos_and_a_structured_output_exclude_each_other() -> None:

@@ -27,6 +27,7 @@ from quire.structured import StructuredOutput
 SESSION = "grammar"
 """Key of a row's session in its scratch."""
 NURSERY_ENDED = "the process that builds grammars ended; its last lines are in the log above"
+NOT_READY = "the grammar of this request is no longer there; send it again"
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class Grammar:
 
     def ask(self, rows: list[say.Tokens]) -> None:
         """Send the worker off to compute masks; `answer` waits for them. Does nothing where it has failed."""
-        if self._connection is None:
+        if self._connection is None or not self._ready:
             return
         step = say.Step(rows, self.ended)
         self.ended = []
@@ -106,7 +107,7 @@ class Grammar:
 
     def answer(self, masks: npt.NDArray[np.uint8], limits: say.Limits) -> dict[int, str]:
         """Fill masks [R, 4 * words] for the rows asked for; why a row has none, by its place."""
-        if self._connection is not None:
+        if self._connection is not None and self._ready:
             try:
                 if self._connection.poll(limits.mask_wall_s):
                     faults = say.faults_decoder.decode(self._connection.recv_bytes())
@@ -118,8 +119,7 @@ class Grammar:
                     f"the grammar is too complex: one token takes more than {limits.mask_cpu_s:g} s of CPU "
                     f"or {limits.memory_bytes >> 20} MiB of memory"
                 )
-        assert self.error is not None, "only a settled grammar is asked"
-        return dict.fromkeys(range(len(masks)), self.error)
+        return dict.fromkeys(range(len(masks)), self.error or NOT_READY)
 
 
 class Session:
