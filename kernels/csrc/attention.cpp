@@ -59,6 +59,12 @@ std::vector<Sequence> read_batch(const AttentionCall& call, const Tensor& query_
   return sequences;
 }
 
+// Keys that a token of the sequence sees on average, roughly.
+double keys_seen(const AttentionCall& call, const Sequence& s) {
+  const int all = s.context - s.num_tokens / 2;
+  return call.window > 0 ? std::min(all, call.window) : all;
+}
+
 void zero_padding(const AttentionCall& call, int64_t first_row) {
   const int64_t bytes = call.head_size * size_of(call.out.type);
   for (int64_t row = first_row; row < call.out.shape[0]; ++row)
@@ -97,7 +103,7 @@ void paged_attention(const Kernels& kernels, AttentionCall call, const Tensor& q
 
   double work = 0;
   for (const Sequence& s : sequences)
-    work += double(s.num_tokens) * (s.context - s.num_tokens / 2) * double(call.query.shape[1]) * call.head_size * 2;
+    work += double(s.num_tokens) * keys_seen(call, s) * double(call.query.shape[1]) * call.head_size * 2;
   const int threads = int(std::min<double>(num_threads(), 1 + work / kWorkPerThread));
 
   // Where there are plenty of sequences, a decoding one is a single item for all its KV heads: it then reads the cache in
@@ -113,7 +119,8 @@ void paged_attention(const Kernels& kernels, AttentionCall call, const Tensor& q
       const int heads = plenty && tokens == 1 ? call.num_kv_heads : 1;
       most_rows = std::max(most_rows, tokens * call.group * heads);
       for (int head = 0; head < call.num_kv_heads; head += heads)
-        tiles.push_back({s.index, head, heads, s.first_row + first, tokens, position, 0, position + tokens, nullptr});
+        tiles.push_back({s.index, head, heads, s.first_row + first, tokens, position,
+                         call.first_seen(position) / kPartition * kPartition, position + tokens, nullptr});
     }
   if (tiles.empty()) return;
 
@@ -129,7 +136,7 @@ void paged_attention(const Kernels& kernels, AttentionCall call, const Tensor& q
   int64_t records = 0;
   for (const AttentionItem& tile : tiles) {
     spans.emplace_back(int64_t(parts.size()), 0);
-    for (int first = 0; first < tile.last_key; first += kPartition) {
+    for (int first = tile.first_key; first < tile.last_key; first += kPartition) {
       AttentionItem part = tile;
       part.first_key = first;
       part.last_key = std::min(first + kPartition, tile.last_key);

@@ -13,7 +13,7 @@ namespace quire::QUIRE_ISA {
 
 // Views into the scratch of one item.
 struct Workspace {
-  float* query;   // [rows][width], scaled by scale * log2(e), zero beyond head_size
+  float* query;   // [rows][width], scaled by scale * log2(e) (by scale / softcap where there is one), zero beyond head_size
   float* acc;     // [rows][width] of the partition
   float* total;   // [rows][width] over the partitions so far
   float* scores;  // [rows][kKeyTile]
@@ -219,7 +219,7 @@ QUIRE_INLINE void for_each_row(const AttentionCall& call, const AttentionItem& i
 
 template <class T>
 void load_query(const AttentionCall& call, const AttentionItem& item, const Workspace& work) {
-  const float factor = call.scale * 1.4426950408889634f;
+  const float factor = call.softcap > 0 ? call.scale / call.softcap : call.scale * 1.4426950408889634f;
   for_each_row(call, item, [&](int row, int token, int head) {
     const T* from = reinterpret_cast<const T*>(call.query.at(token, head));
     float* to = work.query + row * work.width;
@@ -250,17 +250,31 @@ inline void write_out(const AttentionCall& call, const AttentionItem& item, cons
   }
 }
 
-// Keys of a tile that each row may see.
+// Keys [begin(row), end(row)) of a tile that each row may see.
 struct Visibility {
-  int first, n, first_position, group;
+  int first, n, first_position, group, window;
 
-  QUIRE_SHARED_INLINE int operator()(int row) const {
+  QUIRE_SHARED_INLINE int end(int row) const {
     const int count = first_position + row / group + 1 - first;
     return count < n ? count : n;
   }
-  // Rows before this one see none.
+  QUIRE_SHARED_INLINE int begin(int row) const {
+    const int hidden = window > 0 ? first_position + row / group + 1 - window - first : 0;
+    return hidden > 0 ? hidden : 0;
+  }
+  // Rows before this one see none: the tile is yet to come.
   QUIRE_SHARED_INLINE int first_row() const { return first > first_position ? (first - first_position) * group : 0; }
+  // Rows from this one on see none: the tile has left their window.
+  QUIRE_SHARED_INLINE int last_row(int rows) const {
+    const int64_t tokens = int64_t(first) + n - 1 + window - first_position;
+    return window > 0 && tokens * group < rows ? int(tokens * group) : rows;
+  }
 };
+
+// The cap of the first n scores of a row; `cap` brings them to base 2.
+QUIRE_INLINE void cap_row(float* scores, int n, float cap) {
+  for (int j = 0; j < n; j += W) store(tanh(load(scores + j)) * splat(cap), scores + j);
+}
 
 template <class T>
 QUIRE_INLINE void score_tile(const Workspace& work, const Visibility& visible, int rows, const T** keys, int known) {
@@ -268,7 +282,7 @@ QUIRE_INLINE void score_tile(const Workspace& work, const Visibility& visible, i
     for (int j = visible.n; j < visible.n + 3; ++j) keys[j] = keys[visible.n - 1];
   for (int row = visible.first_row(); row < rows; row += kRows, known = 0) {
     const int count = rows - row < kRows ? rows - row : kRows;
-    RowFunctions<T>::dot[count - 1](work.query + row * work.width, work.width, keys, visible(row + count - 1), known,
+    RowFunctions<T>::dot[count - 1](work.query + row * work.width, work.width, keys, visible.end(row + count - 1), known,
                                     work.scores + row * kKeyTile);
   }
 }
@@ -279,12 +293,19 @@ QUIRE_INLINE void accumulate_tile(const Workspace& work, const Visibility& visib
   const int64_t width = work.width;
   for (int row = visible.first_row(); row < rows; row += kRows, known = 0) {
     const int count = rows - row < kRows ? rows - row : kRows;
-    const int shared = visible(row);  // the first row of the group sees least
+    const int begin = visible.begin(row), shared = visible.end(row);  // the first row of the group sees the oldest keys
+    if (begin != visible.begin(row + count - 1)) {                    // the window's edge passes through the group
+      for (int r = row; r < row + count; ++r)
+        accumulate_rows<1>(work.acc + r * width, width, work.alpha + r, work.scores + r * kKeyTile, values,
+                           visible.begin(r), visible.end(r), 0);
+      continue;
+    }
     RowFunctions<T>::accumulate[count - 1](work.acc + row * width, width, work.alpha + row, work.scores + row * kKeyTile,
-                                           values, 0, shared, known);
+                                           values, begin, shared, known);
     for (int r = row + 1; r < row + count; ++r)  // never multiply a hidden value by zero: it may be infinite
-      if (visible(r) > shared)
-        accumulate_rows<1>(work.acc + r * width, width, nullptr, work.scores + r * kKeyTile, values, shared, visible(r), 0);
+      if (visible.end(r) > shared)
+        accumulate_rows<1>(work.acc + r * width, width, nullptr, work.scores + r * kKeyTile, values, shared,
+                           visible.end(r), 0);
   }
 }
 
@@ -292,9 +313,9 @@ QUIRE_INLINE void accumulate_tile(const Workspace& work, const Visibility& visib
 template <class T>
 void attend_tile(const AttentionCall& call, const AttentionItem& item, const Workspace& work, int kv_head, int first, int n,
                  int ahead) {
-  const int rows = item.num_tokens * call.group;
+  const Visibility visible{first, n, item.first_position, call.group, call.window};
+  const int rows = visible.last_row(item.num_tokens * call.group);
   const int32_t* blocks = call.block_tables.as<int32_t>() + item.sequence * call.block_tables.stride[0];
-  const Visibility visible{first, n, item.first_position, call.group};
   // Widening pays when more than one group of rows reads the result; both ways compute the same.
   const bool in_place = call.head_size == work.width && (sizeof(T) == sizeof(float) || rows - visible.first_row() <= kRows);
   const int known = n + (ahead < kAhead ? ahead : kAhead);
@@ -309,8 +330,12 @@ void attend_tile(const AttentionCall& call, const AttentionItem& item, const Wor
     score_tile(work, visible, rows, widened, n);
   }
 
-  for (int row = visible.first_row(); row < rows; ++row)
-    soft_max_row(work.scores + row * kKeyTile, visible(row), work.row_max[row], work.row_sum[row], work.alpha[row]);
+  for (int row = visible.first_row(); row < rows; ++row) {
+    float* scores = work.scores + row * kKeyTile;
+    if (call.softcap > 0) cap_row(scores, visible.end(row), call.softcap * 1.4426950408889634f);
+    for (int j = 0; j < visible.begin(row); ++j) scores[j] = -__builtin_inff();
+    soft_max_row(scores, visible.end(row), work.row_max[row], work.row_sum[row], work.alpha[row]);
+  }
 
   locate(call.value_cache, blocks, call.block_size, kv_head, first, known, stored);
   if (in_place) {
@@ -338,13 +363,14 @@ inline void attend(const AttentionCall& call, const AttentionItem& item, float* 
     const int end = part + kPartition < item.last_key ? part + kPartition : item.last_key;
     for (int row = 0; row < rows; ++row) work.row_max[row] = -__builtin_inff(), work.row_sum[row] = 0.0f;
     for (int64_t i = 0; i < rows * width; ++i) work.acc[i] = 0.0f;
-    for (int first = part; first < end; first += kKeyTile) {
+    const int seen = call.first_seen(item.first_position) / kKeyTile * kKeyTile;
+    for (int first = part > seen ? part : seen; first < end; first += kKeyTile) {
       const int n = end - first < kKeyTile ? end - first : kKeyTile;
       for (int h = 0; h < item.num_heads; ++h)
         tile(call, item, work.from_row(h * head_rows), item.kv_head + h, first, n, item.last_key - first - n);
     }
     for (int row = 0; row < rows; ++row)
-      if (part <= item.first_position + row % head_rows / call.group)  // else it sees none of these keys
+      if (call.sees(item.first_position + row % head_rows / call.group, part, end))
         fold_row(work.total_max[row], work.total_sum[row], work.total + row * width, work.row_max[row], work.row_sum[row],
                  work.acc + row * width, width);
   }
@@ -362,7 +388,8 @@ inline void merge(const AttentionCall& call, const AttentionItem* items, int cou
   const Workspace work(scratch, rows, call.head_size);
   for (int row = 0; row < rows; ++row) {
     work.total_sum[row] = 0.0f;
-    for (int i = 0; i < count && items[i].first_key <= items[i].first_position + row % head_rows / call.group; ++i) {
+    for (int i = 0; i < count; ++i) {
+      if (!call.sees(items[i].first_position + row % head_rows / call.group, items[i].first_key, items[i].last_key)) continue;
       const float* record = items[i].partial + row * (2 + work.width);
       fold_row(work.total_max[row], work.total_sum[row], work.total + row * work.width, record[0], record[1], record + 2,
                work.width);

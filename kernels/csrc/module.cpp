@@ -3,6 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <climits>
+#include <cmath>
 #include <cstdlib>
 
 #include "checks.h"
@@ -25,6 +28,8 @@ Isa& isa() {
   return chosen;
 }
 
+std::string number(float x) { return nb::cast<std::string>(nb::str(nb::float_(x))); }
+
 std::vector<std::string> isa_names() {
   std::vector<std::string> names;
   for (const Isa& each : available_isas()) names.emplace_back(each.name);
@@ -32,7 +37,8 @@ std::vector<std::string> isa_names() {
 }
 
 void call_paged_attention(nb::handle query, nb::handle key_cache, nb::handle value_cache, nb::handle block_tables,
-                          nb::handle query_start, nb::handle context_lens, float scale, nb::handle out) {
+                          nb::handle query_start, nb::handle context_lens, float scale, nb::handle out, int64_t window,
+                          float softcap) {
   AttentionCall call{};
   call.query = borrow(query, 3, "query");
   call.key_cache = borrow(key_cache, 4, "key_cache");
@@ -40,6 +46,8 @@ void call_paged_attention(nb::handle query, nb::handle key_cache, nb::handle val
   call.block_tables = borrow(block_tables, 2, "block_tables");
   call.out = borrow(out, 3, "out");
   call.scale = scale;
+  call.window = int(std::min<int64_t>(window, INT_MAX));
+  call.softcap = softcap;
   const Tensor starts = borrow(query_start, 1, "query_start"), contexts = borrow(context_lens, 1, "context_lens");
 
   const int64_t tokens = call.query.shape[0], heads = call.query.shape[1], head_size = call.query.shape[2];
@@ -51,6 +59,9 @@ void call_paged_attention(nb::handle query, nb::handle key_cache, nb::handle val
   if (head_size < 1 || head_size > kMaxHeadSize)
     refuse("query has head size " + std::to_string(head_size) + ", outside 1.." + std::to_string(kMaxHeadSize));
   if (call.key_cache.shape[1] < 1) refuse("key_cache has a block size of 0");
+  if (window < 0) refuse("window must be 0 (none) or more, got " + std::to_string(window));
+  if (!(softcap >= 0) || std::isinf(softcap))
+    refuse("softcap must be 0 (none) or a positive number, got " + number(softcap));
   const int64_t sequences = call.block_tables.shape[0];
   check({"block_tables", call.block_tables, 2}, {sequences, call.block_tables.shape[1]}, DType::i32);
   check({"query_start", starts, 1}, {sequences + 1}, DType::i32);
@@ -80,16 +91,17 @@ void call_write_kv(nb::handle key, nb::handle value, nb::handle key_cache, nb::h
   write_kv(*isa().kernels, k, v, kc, vc, slots);
 }
 
-void call_rms_norm(nb::handle x, nb::handle weight, float eps, nb::handle out) {
+void call_rms_norm(nb::handle x, nb::handle weight, float eps, float offset, nb::handle out) {
   const Tensor rows = borrow(x, 2, "x"), factors = borrow(weight, 1, "weight"), to = borrow(out, 2, "out");
   check_float({"x", rows, 2});
   check({"weight", factors, 1}, {rows.shape[1]}, rows.type);
   check({"out", to, 2}, {rows.shape[0], rows.shape[1]}, rows.type);
   const nb::gil_scoped_release release;
-  rms_norm(*isa().kernels, rows, nullptr, factors, eps, to);
+  rms_norm(*isa().kernels, rows, nullptr, factors, eps, offset, to);
 }
 
-void call_fused_add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, float eps, nb::handle out) {
+void call_fused_add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, float eps, float offset,
+                             nb::handle out) {
   const Tensor rows = borrow(x, 2, "x"), sums = borrow(residual, 2, "residual");
   const Tensor factors = borrow(weight, 1, "weight"), to = borrow(out, 2, "out");
   check_float({"x", rows, 2});
@@ -97,7 +109,19 @@ void call_fused_add_rms_norm(nb::handle x, nb::handle residual, nb::handle weigh
   check({"weight", factors, 1}, {rows.shape[1]}, rows.type);
   check({"out", to, 2}, {rows.shape[0], rows.shape[1]}, rows.type);
   const nb::gil_scoped_release release;
-  rms_norm(*isa().kernels, rows, &sums, factors, eps, to);
+  rms_norm(*isa().kernels, rows, &sums, factors, eps, offset, to);
+}
+
+void call_head_rms_norm(nb::handle query, nb::handle key, nb::handle query_weight, nb::handle key_weight, float eps,
+                        float offset) {
+  const Tensor q = borrow(query, 3, "query"), k = borrow(key, 3, "key");
+  const Tensor qw = borrow(query_weight, 1, "query_weight"), kw = borrow(key_weight, 1, "key_weight");
+  check_float({"query", q, 3});
+  check({"key", k, 3}, {q.shape[0], k.shape[1], q.shape[2]}, q.type);
+  check({"query_weight", qw, 1}, {q.shape[2]}, q.type);
+  check({"key_weight", kw, 1}, {q.shape[2]}, q.type);
+  const nb::gil_scoped_release release;
+  head_rms_norm(*isa().kernels, q, k, qw, kw, eps, offset);
 }
 
 void call_rope(nb::handle query, nb::handle key, nb::handle positions, nb::handle cos, nb::handle sin) {
@@ -115,14 +139,14 @@ void call_rope(nb::handle query, nb::handle key, nb::handle positions, nb::handl
   rope(*isa().kernels, q, k, at, c, s);
 }
 
-void call_silu_mul(nb::handle gate_up, nb::handle out) {
+void call_gated(void (*driver)(const Kernels&, const Tensor&, const Tensor&), nb::handle gate_up, nb::handle out) {
   const Tensor from = borrow(gate_up, 2, "gate_up"), to = borrow(out, 2, "out");
   check_float({"gate_up", from, 2});
   if (from.shape[1] % 2 != 0)
     refuse("gate_up must have an even number of columns (gates, then ups), got " + std::to_string(from.shape[1]));
   check({"out", to, 2}, {from.shape[0], from.shape[1] / 2}, from.type);
   const nb::gil_scoped_release release;
-  silu_mul(*isa().kernels, from, to);
+  driver(*isa().kernels, from, to);
 }
 
 // The sizes of a block come from quire_kernels.formats; that out is a whole number of blocks was checked by quire_kernels.ops.
@@ -164,7 +188,9 @@ NB_MODULE(_cpu, m) {
   m.def("write_kv", &call_write_kv);
   m.def("rms_norm", &call_rms_norm);
   m.def("fused_add_rms_norm", &call_fused_add_rms_norm);
+  m.def("head_rms_norm", &call_head_rms_norm);
   m.def("rope", &call_rope);
-  m.def("silu_mul", &call_silu_mul);
+  m.def("silu_mul", [](nb::handle gate_up, nb::handle out) { call_gated(silu_mul, gate_up, out); });
+  m.def("gelu_tanh_mul", [](nb::handle gate_up, nb::handle out) { call_gated(gelu_tanh_mul, gate_up, out); });
   m.def("dequantize_gguf", &call_dequantize_gguf);
 }

@@ -49,7 +49,7 @@ inline void copy_row(const void* from, DType from_type, void* to, DType to_type,
 }
 
 template <class T>
-void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t count, float eps, T* type) {
+void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t count, float eps, float offset, T* type) {
   F squares[4] = {};
   float tail = 0.0f;
   if (residual != nullptr) {
@@ -72,16 +72,22 @@ void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t count, f
   const F4 sums = sum4(squares[0], squares[1], squares[2], squares[3]);
   const float mean = ((sums[0] + sums[1]) + (sums[2] + sums[3]) + tail) / float(count);
   const float factor = 1.0f / __builtin_sqrtf(mean + eps);
-  for (i = 0; i + W <= count; i += W) store(rounded(load(x + i) * factor, type) * load(weight + i), out + i);
+  i = 0;
+  if (offset != 0.0f) {  // as Gemma: rounded once
+    for (; i + W <= count; i += W) store(load(x + i) * factor * (load(weight + i) + offset), out + i);
+    for (; i < count; ++i) narrow(widen(x[i]) * factor * (widen(weight[i]) + offset), out + i);
+    return;
+  }
+  for (; i + W <= count; i += W) store(rounded(load(x + i) * factor, type) * load(weight + i), out + i);
   for (; i < count; ++i) narrow(rounded(widen(x[i]) * factor, type) * widen(weight[i]), out + i);
 }
 
 inline void rms_norm_row(const void* x, void* residual, const void* weight, void* out, DType type, int64_t count,
-                         float eps) {
+                         float eps, float offset) {
   with_type(type, [&](auto* t) {
     using Pointer = decltype(t);
     rms_norm(static_cast<Pointer>(const_cast<void*>(x)), static_cast<Pointer>(residual),
-             static_cast<Pointer>(const_cast<void*>(weight)), static_cast<Pointer>(out), count, eps, t);
+             static_cast<Pointer>(const_cast<void*>(weight)), static_cast<Pointer>(out), count, eps, offset, t);
   });
 }
 
@@ -110,19 +116,34 @@ QUIRE_INLINE F silu(F x) {
   return power > most ? F{} : x / (exp2(min(power, most)) + 1.0f);
 }
 
-template <class T>
-void silu_mul(const T* gate, const T* up, T* out, int64_t count) {
+// 0.5 x (1 + tanh(z)) with z = sqrt(2 / pi) (x + 0.044715 x^3) is x / (1 + e^-2z).
+QUIRE_INLINE F gelu_tanh(F x) {
+  const F power = x * splat(-2.3022081984f) * fma(x * x, splat(0.044715f), splat(1.0f)), most = splat(126.0f);
+  return power > most ? F{} : x / (exp2(min(power, most)) + 1.0f);
+}
+
+template <F (*Activate)(F), class T>
+void gated(const T* gate, const T* up, T* out, int64_t count) {
   int64_t i = 0;
-  for (; i + W <= count; i += W) store(silu(load(gate + i)) * load(up + i), out + i);
-  for (; i < count; ++i) narrow(silu(splat(widen(gate[i])))[0] * widen(up[i]), out + i);
+  for (; i + W <= count; i += W) store(Activate(load(gate + i)) * load(up + i), out + i);
+  for (; i < count; ++i) narrow(Activate(splat(widen(gate[i])))[0] * widen(up[i]), out + i);
+}
+
+template <F (*Activate)(F)>
+void gated_row(const void* gate, const void* up, void* out, DType type, int64_t count) {
+  with_type(type, [&](auto* t) {
+    using Pointer = decltype(t);
+    gated<Activate>(static_cast<Pointer>(const_cast<void*>(gate)), static_cast<Pointer>(const_cast<void*>(up)),
+                    static_cast<Pointer>(out), count);
+  });
 }
 
 inline void silu_mul_row(const void* gate, const void* up, void* out, DType type, int64_t count) {
-  with_type(type, [&](auto* t) {
-    using Pointer = decltype(t);
-    silu_mul(static_cast<Pointer>(const_cast<void*>(gate)), static_cast<Pointer>(const_cast<void*>(up)),
-             static_cast<Pointer>(out), count);
-  });
+  gated_row<silu>(gate, up, out, type, count);
+}
+
+inline void gelu_tanh_mul_row(const void* gate, const void* up, void* out, DType type, int64_t count) {
+  gated_row<gelu_tanh>(gate, up, out, type, count);
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -33,6 +33,15 @@ void check_indices(const char* name, const Tensor& indices, int64_t low, int64_t
     if (values[i] < low || values[i] > high) out_of_bounds(name, i, values[i], low, high);
 }
 
+template <class Kernel>
+void gated(Kernel kernel, const Tensor& gate_up, const Tensor& out) {
+  const int64_t width = out.shape[1];
+  for_rows(out.shape[0], width, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row)
+      kernel(gate_up.at(row), gate_up.at(row, width), out.at(row), out.type, width);
+  });
+}
+
 }  // namespace
 
 void write_kv(const Kernels& kernels, const Tensor& key, const Tensor& value, const Tensor& key_cache,
@@ -58,11 +67,23 @@ void write_kv(const Kernels& kernels, const Tensor& key, const Tensor& value, co
 }
 
 void rms_norm(const Kernels& kernels, const Tensor& x, const Tensor* residual, const Tensor& weight, float eps,
-              const Tensor& out) {
+              float offset, const Tensor& out) {
   for_rows(x.shape[0], x.shape[1], [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row)
       kernels.rms_norm_row(x.at(row), residual ? residual->at(row) : nullptr, weight.data, out.at(row), x.type, x.shape[1],
-                           eps);
+                           eps, offset);
+  });
+}
+
+void head_rms_norm(const Kernels& kernels, const Tensor& query, const Tensor& key, const Tensor& query_weight,
+                   const Tensor& key_weight, float eps, float offset) {
+  const int64_t width = query.shape[2];
+  for_rows(query.shape[0], width * (query.shape[1] + key.shape[1]), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row)
+      for (const auto& [heads, weight] : {std::pair(&query, &query_weight), std::pair(&key, &key_weight)})
+        for (int64_t head = 0; head < heads->shape[1]; ++head)
+          kernels.rms_norm_row(heads->at(row, head), nullptr, weight->data, heads->at(row, head), heads->type, width, eps,
+                               offset);
   });
 }
 
@@ -83,11 +104,11 @@ void rope(const Kernels& kernels, const Tensor& query, const Tensor& key, const 
 }
 
 void silu_mul(const Kernels& kernels, const Tensor& gate_up, const Tensor& out) {
-  const int64_t width = out.shape[1];
-  for_rows(out.shape[0], width, [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row)
-      kernels.silu_mul_row(gate_up.at(row), gate_up.at(row, width), out.at(row), out.type, width);
-  });
+  gated(kernels.silu_mul_row, gate_up, out);
+}
+
+void gelu_tanh_mul(const Kernels& kernels, const Tensor& gate_up, const Tensor& out) {
+  gated(kernels.gelu_tanh_mul_row, gate_up, out);
 }
 
 void dequantize(const Kernels& kernels, const Tensor& raw, int ggml_type, int64_t block_elements, int64_t block_bytes,

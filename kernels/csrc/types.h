@@ -46,6 +46,17 @@ struct AttentionCall {
   Tensor query, key_cache, value_cache, block_tables, out;
   int num_kv_heads, group, head_size, block_size;
   float scale;
+  int window;     // newest keys a row sees, its own included; 0: all
+  float softcap;  // scores x become softcap * tanh(x / softcap); 0: they stay
+
+  // The first key that the query at a position sees.
+  QUIRE_SHARED_INLINE int first_seen(int position) const {
+    return window > 0 && position >= window ? position - window + 1 : 0;
+  }
+  // Whether it sees any of the keys [first, last).
+  QUIRE_SHARED_INLINE bool sees(int position, int first, int last) const {
+    return first <= position && last > first_seen(position);
+  }
 };
 
 // One query tile of one sequence and some of its KV heads, over the keys [first_key, last_key).
@@ -70,9 +81,11 @@ struct Kernels {
   // Fold the partials of the items[0..count) of one query tile, in order, and write out.
   void (*merge)(const AttentionCall&, const AttentionItem* items, int count, float* scratch);
   void (*copy_row)(const void* from, DType from_type, void* to, DType to_type, int64_t count);
-  void (*rms_norm_row)(const void* x, void* residual, const void* weight, void* out, DType type, int64_t count, float eps);
+  void (*rms_norm_row)(const void* x, void* residual, const void* weight, void* out, DType type, int64_t count, float eps,
+                       float offset);
   void (*rope_row)(void* head, DType type, const float* cos, const float* sin, int64_t half);
   void (*silu_mul_row)(const void* gate, const void* up, void* out, DType type, int64_t count);
+  void (*gelu_tanh_mul_row)(const void* gate, const void* up, void* out, DType type, int64_t count);
   void (*dequantize)(const uint8_t* raw, int ggml_type, int64_t blocks, void* out, DType out_type);
 };
 

@@ -203,23 +203,40 @@ QUIRE_INLINE I lane_numbers() {
   return result;
 }
 
-// 2^x for x <= 127, within 2 ulp; 0 below -125; exactly 1 at 0; NaN for NaN. Round to an integer n by adding 1.5 * 2^23,
-// whose low bits then hold n; the rest is a Taylor polynomial on [-1/2, 1/2], times 2^n.
-QUIRE_INLINE F exp2(F x) {
-  const F floor = splat(-125.0f), magic = splat(12582912.0f);
-  const F clamped = max(floor, x);  // in this order, which keeps NaN
-  const F shifted = clamped + magic;
-  const F f = clamped - (shifted - magic);
+// (2^f - 1) / f on [-1/2, 1/2], a Taylor polynomial.
+QUIRE_INLINE F exp2_slope(F f) {
   F p = splat(1.5252733804059840e-5f);
   p = fma(p, f, splat(1.5403530393381609e-4f));
   p = fma(p, f, splat(1.3333558146428443e-3f));
   p = fma(p, f, splat(9.6181291076284772e-3f));
   p = fma(p, f, splat(5.5504108664821580e-2f));
   p = fma(p, f, splat(2.4022650695910072e-1f));
-  p = fma(p, f, splat(6.9314718055994531e-1f));
-  p = fma(p, f, splat(1.0f));
+  return fma(p, f, splat(6.9314718055994531e-1f));
+}
+
+// 2^x for x <= 127, within 2 ulp; 0 below -125; exactly 1 at 0; NaN for NaN. Round to an integer n by adding 1.5 * 2^23,
+// whose low bits then hold n; the rest is a polynomial, times 2^n.
+QUIRE_INLINE F exp2(F x) {
+  const F floor = splat(-125.0f), magic = splat(12582912.0f);
+  const F clamped = max(floor, x);  // in this order, which keeps NaN
+  const F shifted = clamped + magic;
+  const F f = clamped - (shifted - magic);
+  const F p = fma(exp2_slope(f), f, splat(1.0f));
   const F power = bits_of<F>((bits_of<U>(shifted) << 23) + 0x3f800000u);  // of two
   return x < floor ? F{} : p * power;
+}
+
+// (e^2x - 1) / (e^2x + 1), within 4 ulp. e^2|x| - 1 is put together from 2^f - 1, so that nothing cancels near 0.
+QUIRE_INLINE F tanh(F x) {
+  const U sign = bits_of<U>(x) & 0x80000000u;
+  const F magnitude = min(bits_of<F>(bits_of<U>(x) & 0x7fffffffu), splat(10.0f)), magic = splat(12582912.0f);
+  const F power = magnitude * splat(2.8853900817779268f);
+  const F shifted = power + magic;
+  const F f = power - (shifted - magic);
+  const F whole = bits_of<F>((bits_of<U>(shifted) << 23) + 0x3f800000u);  // 2^n
+  const F e = fma(whole, exp2_slope(f) * f, whole - 1.0f);
+  const F result = bits_of<F>(bits_of<U>(e / (e + 2.0f)) | sign);
+  return x != x ? x : result;
 }
 
 }  // namespace quire::QUIRE_ISA

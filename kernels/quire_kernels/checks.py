@@ -28,6 +28,8 @@ def paged_attention(
     query_start: Tensor,
     context_lens: Tensor,
     out: Tensor,
+    window: int,
+    softcap: float,
 ) -> None:
     _, num_heads, head_size = _ranks(query, "query", 3)
     num_sequences, columns = _ranks(block_tables, "block_tables", 2)
@@ -39,6 +41,10 @@ def paged_attention(
         _refuse(f"query has head size {head_size}, outside 1..{MAX_HEAD_SIZE}")
     if key_cache.shape[1] < 1:
         _refuse("key_cache has a block size of 0")
+    if window < 0:
+        _refuse(f"window must be 0 (none) or more, got {window}")
+    if not 0 <= softcap < float("inf"):
+        _refuse(f"softcap must be 0 (none) or a positive number, got {softcap}")
     _check("block_tables", block_tables, (num_sequences, columns), torch.int32, query)
     _check("query_start", query_start, (num_sequences + 1,), torch.int32, query)
     _check("context_lens", context_lens, (num_sequences,), torch.int32, query)
@@ -70,6 +76,15 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor)
     _check("out", out, shape, x.dtype, x)
 
 
+def head_rms_norm(query: Tensor, key: Tensor, query_weight: Tensor, key_weight: Tensor) -> None:
+    num_tokens, _, head_size = _ranks(query, "query", 3)
+    num_kv_heads = _ranks(key, "key", 3)[1]
+    _check_float("query", query)
+    _check("key", key, (num_tokens, num_kv_heads, head_size), query.dtype, query)
+    _check("query_weight", query_weight, (head_size,), query.dtype, query)
+    _check("key_weight", key_weight, (head_size,), query.dtype, query)
+
+
 def rope(query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
     num_tokens, _, head_size = _ranks(query, "query", 3)
     num_kv_heads = _ranks(key, "key", 3)[1]
@@ -83,7 +98,7 @@ def rope(query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
         _refuse(f"cos has {table[1]} columns, more than half of the head size {head_size}")
 
 
-def silu_mul(gate_up: Tensor, out: Tensor) -> None:
+def gated(gate_up: Tensor, out: Tensor) -> None:
     num_tokens, width = _ranks(gate_up, "gate_up", 2)
     _check_float("gate_up", gate_up)
     if width % 2:

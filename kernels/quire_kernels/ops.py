@@ -28,6 +28,8 @@ __all__ = [
     "UnavailableError",
     "dequantize_gguf",
     "fused_add_rms_norm",
+    "gelu_tanh_mul",
+    "head_rms_norm",
     "num_threads",
     "paged_attention",
     "rms_norm",
@@ -65,6 +67,9 @@ def paged_attention(
     context_lens: Tensor,
     scale: float,
     out: Tensor | None = None,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Causal attention of a ragged batch over a paged cache; prompts, chunks of prompts and decodes mix freely.
 
@@ -77,10 +82,14 @@ def paged_attention(
     context_lens  [S] int32        tokens of s in the cache, its query tokens included (call `write_kv` first)
     scale                          factor of the scores, usually D ** -0.5
     out           [T, Hq, D]       type of query; padding rows become 0. Allocated (contiguous) when None
+    window                         how many of the newest tokens a query sees, its own included (arXiv:2310.06825); 0: all
+    softcap                        scaled scores x become softcap * tanh(x / softcap) (arXiv:2408.00118); 0: they stay
     """
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    _kernels(query).paged_attention(query, key_cache, value_cache, block_tables, query_start, context_lens, scale, out)
+    _kernels(query).paged_attention(
+        query, key_cache, value_cache, block_tables, query_start, context_lens, scale, out, window, softcap
+    )
     return out
 
 
@@ -95,21 +104,24 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     _kernels(key).write_kv(key, value, key_cache, value_cache, slot_mapping)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None, *, offset: float = 0.0) -> Tensor:
     """x / sqrt(mean(x^2) + eps), rounded to x's type, * weight (arXiv:1910.07467, in the order of Llama).
 
     x       [T, H]
     weight  [H]      type of x
     out     [T, H]   type of x; may be x. Allocated when None
+    offset           where it is not 0, the factor is weight + offset in float32 and only the result is rounded (Gemma)
     """
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _kernels(x).rms_norm(x, weight, eps, out)
+    _kernels(x).rms_norm(x, weight, eps, offset, out)
     return out
 
 
-def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-    """residual += x, rounded to its type and in place; then `rms_norm(residual, weight, eps)`.
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None, *, offset: float = 0.0
+) -> Tensor:
+    """residual += x, rounded to its type and in place; then `rms_norm(residual, weight, eps, offset=offset)`.
 
     x, residual  [T, H]
     weight       [H]      type of x
@@ -117,8 +129,20 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, 
     """
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _kernels(x).fused_add_rms_norm(x, residual, weight, eps, out)
+    _kernels(x).fused_add_rms_norm(x, residual, weight, eps, offset, out)
     return out
+
+
+def head_rms_norm(
+    query: Tensor, key: Tensor, query_weight: Tensor, key_weight: Tensor, eps: float, *, offset: float = 0.0
+) -> None:
+    """`rms_norm` of every head of queries and keys, in place.
+
+    query                     [T, Hq, D]
+    key                       [T, Hkv, D]   type of query
+    query_weight, key_weight  [D]           type of query
+    """
+    _kernels(query).head_rms_norm(query, key, query_weight, key_weight, eps, offset)
 
 
 def rope(query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -142,6 +166,19 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
         *rows, columns = gate_up.shape or (0,)  # what is no matrix is refused below
         out = torch.empty((*rows, columns // 2), dtype=gate_up.dtype, device=gate_up.device)
     _kernels(gate_up).silu_mul(gate_up, out)
+    return out
+
+
+def gelu_tanh_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+    """gelu(gate) * up with gelu's tanh formula (arXiv:1606.08415, section 2), computed in float32 and rounded once.
+
+    gate_up  [T, 2I]  the gates, then the ups
+    out      [T, I]   type of gate_up. Allocated when None
+    """
+    if out is None:
+        *rows, columns = gate_up.shape or (0,)  # what is no matrix is refused below
+        out = torch.empty((*rows, columns // 2), dtype=gate_up.dtype, device=gate_up.device)
+    _kernels(gate_up).gelu_tanh_mul(gate_up, out)
     return out
 
 

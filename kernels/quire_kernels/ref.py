@@ -31,9 +31,11 @@ def paged_attention(
     context_lens: Tensor,
     scale: float,
     out: Tensor,
+    window: int,
+    softcap: float,
 ) -> None:
     """One sequence at a time: gather its keys and values, soft-max in fp32 under the causal mask."""
-    checks.paged_attention(query, key_cache, value_cache, block_tables, query_start, context_lens, out)
+    checks.paged_attention(query, key_cache, value_cache, block_tables, query_start, context_lens, out, window, softcap)
     num_blocks, block_size, num_kv_heads, head_size = key_cache.shape
     group = query.shape[1] // num_kv_heads
     starts = query_start.tolist()
@@ -50,8 +52,12 @@ def paged_attention(
         values = value_cache[blocks].reshape(-1, num_kv_heads, head_size)[:context].float()
         queries = query[begin:end].float().view(end - begin, num_kv_heads, group, head_size)
         scores = torch.einsum("qhgd,khd->hgqk", queries, keys) * scale
-        position = torch.arange(context - (end - begin), context, device=query.device)
-        hidden = torch.arange(context, device=query.device)[None, :] > position[:, None]
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        age = torch.arange(context - (end - begin), context, device=query.device)[:, None] - torch.arange(
+            context, device=query.device
+        )
+        hidden = (age < 0) | (age >= window) if window else age < 0
         weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
         result = torch.einsum("hgqk,khd->qhgd", weights, values)
         out[begin:end] = result.reshape(end - begin, -1, head_size).to(out.dtype)
@@ -93,19 +99,32 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     value_cache[block, offset] = value[kept].to(value_cache.dtype)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Statistics in fp32; the normalised row is rounded to the dtype before the weight, as Llama does."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, out: Tensor) -> None:
+    """Statistics in fp32; the normalised row is rounded to the dtype before the weight, as Llama does, or once, as Gemma."""
     checks.rms_norm(x, weight, out)
+    out.copy_(_rms_norm(x, weight, eps, offset))
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    out.copy_(scaled.to(x.dtype) * weight)
+    return scaled * (weight.float() + offset) if offset else scaled.to(x.dtype) * weight
 
 
-def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float, out: Tensor) -> None:
     """The sum is stored in the model's dtype and normalised as stored."""
     checks.fused_add_rms_norm(x, residual, weight, out)
     residual.add_(x)
-    rms_norm(residual, weight, eps, out)
+    rms_norm(residual, weight, eps, offset, out)
+
+
+def head_rms_norm(
+    query: Tensor, key: Tensor, query_weight: Tensor, key_weight: Tensor, eps: float, offset: float
+) -> None:
+    """Each head is a row."""
+    checks.head_rms_norm(query, key, query_weight, key_weight)
+    query.copy_(_rms_norm(query, query_weight, eps, offset))
+    key.copy_(_rms_norm(key, key_weight, eps, offset))
 
 
 def rope(query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -123,9 +142,16 @@ def rope(query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
 
 def silu_mul(gate_up: Tensor, out: Tensor) -> None:
     """silu(gate) * up in fp32, rounded once."""
-    checks.silu_mul(gate_up, out)
+    checks.gated(gate_up, out)
     gate, up = gate_up.float().chunk(2, dim=-1)
     out.copy_(torch.nn.functional.silu(gate) * up)
+
+
+def gelu_tanh_mul(gate_up: Tensor, out: Tensor) -> None:
+    """gelu(gate) * up in fp32 with gelu's tanh formula, rounded once."""
+    checks.gated(gate_up, out)
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    out.copy_(torch.nn.functional.gelu(gate, approximate="tanh") * up)
 
 
 def dequantize_gguf(raw: Tensor, ggml_type: int, block_elements: int, block_bytes: int, out: Tensor) -> None:

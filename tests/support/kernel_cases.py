@@ -22,6 +22,8 @@ class PagedBatch:
     query_start: Tensor
     context_lens: Tensor
     scale: float
+    window: int = 0
+    softcap: float = 0.0
 
     def run(self, out: Tensor | None = None) -> Tensor:
         return ops.paged_attention(
@@ -33,6 +35,8 @@ class PagedBatch:
             self.context_lens,
             self.scale,
             out,
+            window=self.window,
+            softcap=self.softcap,
         )
 
     def rows(self, sequence: int) -> slice:
@@ -64,14 +68,13 @@ class PagedBatch:
             blocks = self.block_tables[sequence].long()[tokens // block_size]
             keys = self.key_cache[blocks, tokens % block_size].double().transpose(0, 1)
             values = self.value_cache[blocks, tokens % block_size].double().transpose(0, 1)
-            visible = tokens[None, :] <= torch.arange(context - count, context)[:, None]
-            result[rows] = torch.nn.functional.scaled_dot_product_attention(
-                self.query[rows].double().transpose(0, 1),
-                keys.repeat_interleave(group, dim=0),
-                values.repeat_interleave(group, dim=0),
-                attn_mask=visible,
-                scale=self.scale,
-            ).transpose(0, 1)
+            age = torch.arange(context - count, context)[:, None] - tokens[None, :]
+            visible = (age >= 0) & (age < (self.window or context))
+            scores = self.query[rows].double().transpose(0, 1) @ keys.repeat_interleave(group, dim=0).mT * self.scale
+            if self.softcap:
+                scores = self.softcap * torch.tanh(scores / self.softcap)
+            weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+            result[rows] = (weights @ values.repeat_interleave(group, dim=0)).transpose(0, 1)
         return result
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from quire.models.description import DecoderDescription
 from quire.models.executor import Batch
 from quire.models.linear import pack
-from quire.models.norm import make_norm
 from quire.models.rope import Tables
 from quire_kernels import ops
 
@@ -27,21 +28,22 @@ class Attention:
         d = description
         self._qkv = pack(weights.pop("qkv"), weights.get("qkv_bias"))
         self._o = pack(weights.pop("o"), weights.get("o_bias"))
-        self._q_norm, self._k_norm = make_norm(d, weights.get("q_norm")), make_norm(d, weights.get("k_norm"))
-        self._norms = d.qk_norm
+        self._norm_heads = _norm_of_heads(d, weights)
         self._tables = tables
         self._heads = d.num_heads
         self._kv_heads = d.num_kv_heads
         self._head_size = d.head_size
         self._scale = d.attention_scale
+        self._window = d.window_of(layer)
+        self._softcap = d.attention_softcap
 
     def __call__(self, hidden: Tensor, batch: Batch, keys: Tensor, values: Tensor) -> Tensor:
         """hidden [T, H] to [T, H]; keys and values are the layer's caches."""
         tokens = hidden.shape[0]
         qkv = self._qkv(hidden).view(tokens, -1, self._head_size)
         query, key, value = torch.split(qkv, [self._heads, self._kv_heads, self._kv_heads], dim=1)
-        if self._norms != "none":
-            query, key = self._normed(query, key)
+        if self._norm_heads is not None:
+            self._norm_heads(query, key)
         if self._tables is not None:
             ops.rope(query, key, batch.positions, *self._tables)
         ops.write_kv(key, value, keys, values, batch.slot_mapping)
@@ -55,12 +57,26 @@ class Attention:
             batch.context_lens,
             self._scale,
             out=attended,
+            window=self._window,
+            softcap=self._softcap,
         )
         return self._o(attended.view(tokens, -1))
 
-    def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        width = -1 if self._norms == "whole" else self._head_size
-        rows = [
-            heads.reshape(heads.shape[0], -1) if width == -1 else heads.reshape(-1, width) for heads in (query, key)
-        ]
-        return self._q_norm(rows[0]).view(query.shape), self._k_norm(rows[1]).view(key.shape)
+
+def _norm_of_heads(
+    description: DecoderDescription, weights: dict[str, Tensor]
+) -> Callable[[Tensor, Tensor], None] | None:
+    """The norm of queries [T, Hq, D] and keys [T, Hkv, D], in place."""
+    if description.qk_norm == "none":
+        return None
+    q_weight, k_weight = weights["q_norm"], weights["k_norm"]
+    eps, offset = description.norm_eps, description.norm_offset
+
+    def each(query: Tensor, key: Tensor) -> None:
+        ops.head_rms_norm(query, key, q_weight, k_weight, eps, offset=offset)
+
+    def whole(query: Tensor, key: Tensor) -> None:
+        for heads, weight in ((query.flatten(1), q_weight), (key.flatten(1), k_weight)):
+            ops.rms_norm(heads, weight, eps, out=heads, offset=offset)
+
+    return each if description.qk_norm == "head" else whole

@@ -180,10 +180,6 @@ class DecoderDescription:
         """Numbers the KV cache holds for one token, over all layers, keys and values together."""
         return 2 * self.num_layers * self.kv_size
 
-    def rope_elements(self, num_positions: int) -> int:
-        """Numbers in the tables of cosines and sines, float32 each."""
-        return sum(num_positions * rope.dim for rope in self.ropes())
-
 
 @dataclass(frozen=True)
 class NameMap:

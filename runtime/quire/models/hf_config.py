@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from quire.models.description import DecoderDescription, NameMap
 from quire.models.metadata import Fields
-from quire.models.rope_scaling import rope_from_config
+from quire.models.rope_scaling import rope_from_config, stretched_len
 
 NAMES = NameMap(
     top={"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"},
@@ -44,7 +44,7 @@ def describe(config: Fields, architecture: str, **own: Any) -> DecoderDescriptio
         "num_kv_heads": config.integer("num_key_value_heads", heads),
         "head_size": config.integer("head_dim", hidden // heads),
         "vocab_size": config.integer("vocab_size"),
-        "max_model_len": config.integer("max_position_embeddings", 2048),
+        "max_model_len": stretched_len(config),
         "norm_eps": config.number("rms_norm_eps", 1e-6),
         "tie_embeddings": config.flag("tie_word_embeddings"),
         "eos_token_ids": config.token_ids("eos_token_id"),

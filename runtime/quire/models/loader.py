@@ -57,9 +57,6 @@ class NativeModel:
     notice: str = ""
 
     def load(self, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
-        window = min((window for window in self.description.windows if window), default=num_positions)
-        if window < num_positions:
-            raise ModelError(f"sliding windows are not computed yet; --max-model-len {window} needs none")
         decoder = Decoder(self.description, dtype, device)
         if self.gguf is not None:
             weights.load_gguf(self.gguf, self.description, self.names, decoder.targets())

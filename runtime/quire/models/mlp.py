@@ -13,7 +13,7 @@ from quire_kernels import ops
 
 def activation(description: DecoderDescription) -> Callable[[Tensor], Tensor]:
     """gates and ups [T, 2I] to [T, I]."""
-    return {"silu": ops.silu_mul}[description.activation]
+    return {"silu": ops.silu_mul, "gelu_tanh": ops.gelu_tanh_mul}[description.activation]
 
 
 class GatedMLP:

@@ -23,17 +23,19 @@ class Norm(Protocol):
 class RMSNorm:
     """arXiv:1910.07467."""
 
-    __slots__ = ("_eps", "_weight")
+    __slots__ = ("_eps", "_offset", "_weight")
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, offset: float) -> None:
+        """offset: added to the weight."""
         self._weight = weight
         self._eps = eps
+        self._offset = offset
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return ops.rms_norm(x, self._weight, self._eps, out=out)
+        return ops.rms_norm(x, self._weight, self._eps, out=out, offset=self._offset)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return ops.fused_add_rms_norm(x, residual, self._weight, self._eps, out=x)
+        return ops.fused_add_rms_norm(x, residual, self._weight, self._eps, out=x, offset=self._offset)
 
 
 class NoNorm:
@@ -50,4 +52,4 @@ class NoNorm:
 
 def make_norm(description: DecoderDescription, weight: Tensor | None) -> Norm:
     """The norm of a weight; none where the description has no such weight."""
-    return NoNorm() if weight is None else RMSNorm(weight, description.norm_eps)
+    return NoNorm() if weight is None else RMSNorm(weight, description.norm_eps, description.norm_offset)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quire.errors import ModelError
-from quire.models import llama, mistral, mixtral, qwen, qwen3_moe
+from quire.models import gemma, glm, llama, mistral, mixtral, olmo2, phi3, qwen, qwen3_moe, smollm3
 from quire.models.description import DecoderDescription, NameMap
 from quire.models.metadata import Fields
 
@@ -39,15 +39,23 @@ class GGUFArchitecture:
 
 
 HF: dict[str, HFArchitecture] = {
+    "Gemma2ForCausalLM": HFArchitecture(gemma.gemma2_from_config, gemma.HF_NAMES),
+    "Gemma3ForCausalLM": HFArchitecture(gemma.gemma3_from_config, gemma.HF_NAMES),
+    "Glm4ForCausalLM": HFArchitecture(glm.glm4_from_config, glm.GLM4_NAMES),
+    "GlmForCausalLM": HFArchitecture(glm.glm_from_config, glm.GLM_NAMES),
     "LlamaForCausalLM": HFArchitecture(llama.from_config, llama.HF_NAMES),
     "MistralForCausalLM": HFArchitecture(mistral.from_config, mistral.HF_NAMES),
     "MixtralForCausalLM": HFArchitecture(mixtral.from_config, mixtral.HF_NAMES),
+    "Olmo2ForCausalLM": HFArchitecture(olmo2.from_config, olmo2.HF_NAMES),
+    "Phi3ForCausalLM": HFArchitecture(phi3.from_config, phi3.HF_NAMES),
     "Qwen2ForCausalLM": HFArchitecture(qwen.qwen2_from_config, qwen.HF_NAMES),
     "Qwen3ForCausalLM": HFArchitecture(qwen.qwen3_from_config, qwen.HF_NAMES),
     "Qwen3MoeForCausalLM": HFArchitecture(qwen3_moe.from_config, qwen3_moe.HF_NAMES),
+    "SmolLM3ForCausalLM": HFArchitecture(smollm3.from_config, smollm3.HF_NAMES),
 }
 
 GGUF: dict[str, GGUFArchitecture] = {
+    "gemma2": GGUFArchitecture(gemma.gemma2_from_gguf, gemma.GGUF_NAMES),
     "llama": GGUFArchitecture(llama.from_gguf, llama.GGUF_NAMES),
     "qwen2": GGUFArchitecture(qwen.qwen2_from_gguf, qwen.GGUF_NAMES),
     "qwen3": GGUFArchitecture(qwen.qwen3_from_gguf, qwen.GGUF_NAMES),

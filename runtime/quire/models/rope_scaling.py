@@ -56,6 +56,17 @@ def rope_from_config(
     return SCALINGS[kind](_Scaling(section, config, rope))
 
 
+def stretched_len(config: Fields) -> int:
+    """Positions a config.json declares: of dynamic NTK and yarn those of the training times the factor, where that is more."""
+    length = config.integer("max_position_embeddings", 2048)
+    section = config.section("rope_parameters") or config.section("rope_scaling") or Fields({}, config.path)
+    kind = section.values.get("rope_type", section.values.get("type"))
+    if kind not in ("dynamic", "yarn"):
+        return length
+    trained = section.integer("original_max_position_embeddings", length) if kind == "yarn" else length
+    return max(length, int(trained * section.number("factor", 1.0)))
+
+
 def rope_from_gguf(fields: Fields, prefix: str, dim: int, factors: tuple[float, ...] = ()) -> Rope:
     """`<prefix>.rope.*`. factors: the tensor that holds llama3's divisors in GGUF."""
     rope = Rope(theta=fields.number(f"{prefix}.rope.freq_base", 10_000.0), dim=dim, factors=factors)
@@ -87,8 +98,76 @@ def _llama3(s: _Scaling) -> Rope:
     return replace(s.rope, factors=tuple(divisors))
 
 
+def _dynamic(s: _Scaling) -> Rope:
+    """NTK-aware: theta grows with the positions served beyond those of the training."""
+    return replace(s.rope, ntk_factor=s.section.number("factor"), original_len=s.max_len)
+
+
+def _yarn(s: _Scaling) -> Rope:
+    """arXiv:2309.00071: frequencies that turn often stay, slow ones are divided by `factor`, between them a ramp."""
+    length = s.original_len
+    factor = s.section.number("factor", s.max_len / length)
+    attention = _mscale(factor)
+    over, under = s.section.maybe_number("mscale"), s.section.maybe_number("mscale_all_dim")
+    if over is not None and under is not None:
+        attention = _mscale(factor, over) / _mscale(factor, under)
+    factors = yarn_factors(
+        s.rope,
+        factor,
+        length,
+        fast=s.section.number("beta_fast", 32.0),
+        slow=s.section.number("beta_slow", 1.0),
+        truncate=s.section.flag("truncate", True),
+    )
+    return replace(s.rope, factors=factors, attention_factor=s.attention_factor(attention))
+
+
+def _mscale(factor: float, weight: float = 1.0) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def yarn_factors(
+    rope: Rope, factor: float, original_len: int, *, fast: float = 32.0, slow: float = 1.0, truncate: bool = True
+) -> tuple[float, ...]:
+    """Divisors of yarn. fast, slow: turns over original_len from which on, and up to which, the ramp goes."""
+
+    def place(turns: float) -> float:
+        return rope.dim * math.log(original_len / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = place(fast), place(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    high += 0.001 if low == high else 0.0
+    ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(rope.dim // 2)]
+    return tuple(1.0 / (share / factor + 1.0 - share) for share in ramp)
+
+
+def _longrope(s: _Scaling) -> Rope:
+    """arXiv:2402.13753: one list of divisors up to the length of the training, another where more is served."""
+    length = s.original_len
+    factor = s.section.number("factor", s.max_len / length)
+    attention = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+    lists = {}
+    for key in ("short_factor", "long_factor"):
+        divisors = s.section.items(key, s.rope.dim // 2)
+        if divisors is None or any(isinstance(d, bool) or not isinstance(d, int | float) or d <= 0 for d in divisors):
+            raise s.section.bad(key, divisors, f"a list of {s.rope.dim // 2} positive numbers")
+        lists[key] = tuple(float(d) for d in divisors)
+    return replace(
+        s.rope,
+        factors=lists["short_factor"],
+        long_factors=lists["long_factor"],
+        original_len=length,
+        attention_factor=s.attention_factor(attention),
+    )
+
+
 SCALINGS: dict[str, Callable[[_Scaling], Rope]] = {
     "default": _default,
     "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
     "llama3": _llama3,
 }

@@ -30,6 +30,9 @@ SIZES: dict[str, Any] = {
 }
 
 
+GEMMA: dict[str, Any] = {"head_dim": 24, "query_pre_attn_scalar": 40, "sliding_window": 17}
+
+
 @dataclass(frozen=True)
 class Family:
     """An architecture, or a variant of one: transformers' configuration class and what differs from SIZES."""
@@ -45,8 +48,60 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}),
     "qwen3-moe": Family("Qwen3MoeConfig", {"head_dim": 16, **EXPERTS, "norm_topk_prob": True}),
     "qwen3-moe-shares": Family("Qwen3MoeConfig", {"head_dim": 16, **EXPERTS, "norm_topk_prob": False}),
+    "mistral-window": Family("MistralConfig", {"sliding_window": 19}),
     "qwen2": Family("Qwen2Config"),
+    "qwen2-window": Family("Qwen2Config", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 2}),
     "qwen3": Family("Qwen3Config", {"head_dim": 32}),
+    "gemma2": Family("Gemma2Config", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3": Family("Gemma3TextConfig", GEMMA | {"sliding_window_pattern": 3}),
+    "gemma3-scaled": Family(
+        "Gemma3TextConfig",
+        GEMMA
+        | {
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 3.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        },
+    ),
+    "phi3": Family("Phi3Config", {"sliding_window": 29}),
+    "phi3-longrope": Family(
+        "Phi3Config",
+        {
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0 + 0.1 * i for i in range(6)],
+                "long_factor": [1.5 + 0.5 * i for i in range(6)],
+            },
+        },
+    ),
+    "glm": Family("GlmConfig", {"head_dim": 16}),
+    "glm4": Family("Glm4Config", {"head_dim": 24}),
+    "olmo2": Family("Olmo2Config"),
+    "olmo2-biases": Family("Olmo2Config", {"attention_bias": True, "num_key_value_heads": 4}),
+    "smollm3": Family("SmolLM3Config", {"no_rope_layer_interval": 2}),
+    "smollm3-window": Family(
+        "SmolLM3Config", {"no_rope_layers": [1, 0, 0, 1], "use_sliding_window": True, "sliding_window": 11}
+    ),
+    "llama-yarn": Family(
+        "LlamaConfig",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ),
+    "llama-dynamic": Family(
+        "LlamaConfig", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
+    ),
     "qwen3-biases": Family("Qwen3Config", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }
 
@@ -78,6 +133,15 @@ def save(model: Any, folder: Path) -> Path:
     """config.json and model.safetensors."""
     model.save_pretrained(folder)
     return folder
+
+
+def greedy_tokens(model: Any, prompt: list[int], answer: list[int]) -> list[int]:
+    """transformers' most likely token after the prompt and after each token of an answer but the last.
+
+    Where this is the answer itself, greedy generation gives it too, at a fraction of the cost.
+    """
+    tokens: list[int] = reference_logits(model, prompt + answer[:-1])[len(prompt) - 1 :].argmax(dim=-1).tolist()
+    return tokens
 
 
 @torch.inference_mode()

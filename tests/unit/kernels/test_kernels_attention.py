@@ -76,13 +76,37 @@ def test_equals_torch_for_any_shape(cpu_implementation: str, data: st.DataObject
         cache_dtype=data.draw(st.sampled_from(list(TOLERANCE))),
         padding=data.draw(st.integers(0, 3)),
     )
+    batch = replace(
+        batch,
+        window=data.draw(st.sampled_from([0, 0, 1, 2, 7, 63, 64, 65, 200, 513, 10_000])),
+        softcap=data.draw(st.sampled_from([0.0, 0.0, 0.5, 3.0, 50.0])),
+    )
     ops.set_num_threads(data.draw(st.integers(1, 4)))
     assert_right(batch, batch.run())
 
 
+@pytest.mark.parametrize("window", [1, 5, 64, 511, 600, 2**40])
+@pytest.mark.parametrize(("heads", "head_size"), [((9, 3), 64), ((4, 1), 80), ((4, 2), 256)])
+def test_windows(implementation: str, window: int, heads: tuple[int, int], head_size: int) -> None:
+    lengths = [(1, 1300), (5, 5), (300, 1100), (33, 64), (1, 1), (70, 583)]
+    batch = replace(paged_batch(lengths, heads=heads, head_size=head_size), window=window)
+    assert_right(batch, batch.run())
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_a_sequence_has_the_same_bits_in_any_company(cpu_implementation: str, dtype: torch.dtype) -> None:
-    batch = paged_batch(MIXED, dtype=dtype)
+@pytest.mark.parametrize(("softcap", "window"), [(50.0, 0), (2.0, 0), (0.01, 0), (30.0, 70)])
+def test_softcaps(implementation: str, dtype: torch.dtype, softcap: float, window: int) -> None:
+    batch = replace(paged_batch([(1, 700), (70, 583), (1, 1)], dtype=dtype), softcap=softcap, window=window)
+    batch = replace(batch, query=batch.query * 2)  # scores from tiny ones to beyond a cap of 2
+    assert_right(batch, batch.run())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (0, 20.0), (3, 0.0), (100, 0.0), (513, 20.0)])
+def test_a_sequence_has_the_same_bits_in_any_company(
+    cpu_implementation: str, dtype: torch.dtype, window: int, softcap: float
+) -> None:
+    batch = replace(paged_batch(MIXED, dtype=dtype), window=window, softcap=softcap)
     together = batch.run()
     for threads in (1, 2, 4):
         ops.set_num_threads(threads)
@@ -91,9 +115,11 @@ def test_a_sequence_has_the_same_bits_in_any_company(cpu_implementation: str, dt
             assert torch.equal(batch.alone(sequence).run(), together[batch.rows(sequence)])
 
 
-def test_a_prompt_has_the_same_bits_however_it_is_chunked(cpu_implementation: str) -> None:
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (0, 20.0), (3, 0.0), (100, 0.0), (513, 20.0)])
+def test_a_prompt_has_the_same_bits_however_it_is_chunked(cpu_implementation: str, window: int, softcap: float) -> None:
     context = 1200
     whole = paged_batch([(context, context)], dtype=torch.bfloat16, heads=(6, 2))
+    whole = replace(whole, window=window, softcap=softcap)
     result = whole.run()
     for chunks in ([1199, 1], [500, 12, 600, 88], [64] * 18 + [48]):
         begin = 0
@@ -196,6 +222,20 @@ def test_a_score_of_infinity_is_not_the_answer(implementation: str, token: int) 
     batch.query.abs_()
     batch.key_cache[slot(batch, token)] = float("inf")
     assert_right_or_nan(batch, nan_rows=5)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_tokens_that_left_the_window_do_not_leak(cpu_implementation: str, poison: float, threads: int) -> None:
+    ops.set_num_threads(threads)
+    batch = replace(paged_batch([(700, 1400)], heads=(3, 3), block_size=4), window=70)
+    expected = batch.run()
+    for token in (*range(600), 731):  # the first query is at 700 and sees from 631 on; 801 is the first without 731
+        block = int(batch.block_tables[0, token // 4])
+        batch.value_cache[block, token % 4] = poison
+        batch.key_cache[block, token % 4] = poison
+    assert torch.equal(batch.run()[:31], expected[:31])
+    assert torch.equal(batch.run()[101:], expected[101:])
 
 
 def test_strided_arguments(implementation: str) -> None:

@@ -62,6 +62,37 @@ def test_rms_norm_rounds_before_the_weight_as_llama(implementation: str) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rms_norm_with_an_offset_rounds_once_as_gemma(implementation: str, dtype: torch.dtype, width: int) -> None:
+    x, residual = randn(7, width, dtype=dtype), randn(7, width, dtype=dtype, seed=2)
+    weight = randn(width, dtype=dtype, seed=1) * 0.3
+    expected = exact_rms_norm(x, weight.double() + 1, 1e-5)
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5, offset=1.0).double(), expected, **TOLERANCE[dtype])
+    total = x + residual
+    expected = exact_rms_norm(total, weight.double() + 1, 1e-5)
+    result = ops.fused_add_rms_norm(x, residual, weight, 1e-5, offset=1.0)
+    torch.testing.assert_close(result.double(), expected, **TOLERANCE[dtype])
+    assert torch.equal(residual, total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("head_size", [7, 64, 80])
+def test_head_rms_norm(implementation: str, dtype: torch.dtype, offset: float, head_size: int) -> None:
+    fused = randn(5, 15, head_size, dtype=dtype)
+    weights = randn(2, head_size, dtype=dtype, seed=1)
+    expected = [
+        ops.rms_norm(heads.reshape(-1, head_size), weight, 1e-5, offset=offset)
+        for heads, weight in zip((fused[:, :9], fused[:, 9:12]), weights, strict=True)
+    ]
+    rest = fused[:, 12:].clone()
+    ops.head_rms_norm(fused[:, :9], fused[:, 9:12], weights[0], weights[1], 1e-5, offset=offset)
+    assert torch.equal(fused[:, :9].reshape(-1, head_size), expected[0])
+    assert torch.equal(fused[:, 9:12].reshape(-1, head_size), expected[1])
+    assert torch.equal(fused[:, 12:], rest)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("head_size", "half"), [(64, 32), (80, 40), (96, 16), (7, 3), (256, 128), (10, 0)])
 def test_rope(implementation: str, dtype: torch.dtype, head_size: int, half: int) -> None:
     query, key = randn(6, 9, head_size, dtype=dtype), randn(6, 3, head_size, dtype=dtype, seed=1)
@@ -94,6 +125,23 @@ def test_silu_mul(implementation: str, dtype: torch.dtype, width: int) -> None:
     gate, up = gate_up.double().chunk(2, dim=-1)
     expected = gate * gate.sigmoid() * up
     torch.testing.assert_close(ops.silu_mul(gate_up).double(), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_gelu_tanh_mul(implementation: str, dtype: torch.dtype, width: int) -> None:
+    gate_up = randn(5, 2 * width, dtype=dtype) * 3
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(ops.gelu_tanh_mul(gate_up).double(), expected, **TOLERANCE[dtype])
+
+
+def test_gelu_tanh_mul_at_the_extremes(implementation: str) -> None:
+    gate = torch.tensor([[-1e30, -200.0, -20.0, 0.0, 20.0, 1e30, float("inf"), float("nan")]])
+    result = ops.gelu_tanh_mul(torch.cat([gate, torch.ones_like(gate)], dim=-1))
+    assert result[0, :3].abs().max() < 1e-30
+    assert result[0, 3:7].tolist() == [0.0, 20.0, gate[0, 5].item(), float("inf")]
+    assert result[0, 7].isnan()
 
 
 def test_silu_mul_at_the_extremes(implementation: str) -> None:

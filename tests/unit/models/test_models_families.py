@@ -13,10 +13,11 @@ from quire.models.source import resolve
 from quire.request import SamplingParams
 from quire_testing.cores import generate, make_core
 from quire_testing.fidelity import BLOCK_SIZE, our_logits, prompts_for
-from quire_testing.tiny_llama import greedy
-from quire_testing.tiny_models import FAMILIES, make, reference_logits, save
+from quire_testing.tiny_models import FAMILIES, SIZES, greedy_tokens, make, reference_logits, save
 
 NUM_TOKENS = 64
+NUM_POSITIONS = 256
+EOS = SIZES["eos_token_id"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -32,17 +33,25 @@ def test_logits_at_every_position(family: tuple[Any, Path]) -> None:
     expected = [reference_logits(model, sequence) for sequence in sequences]
     assert expected[0].std() > 0.3
     for chunk in (1000, 13):
-        for ours, theirs in zip(our_logits(folder, sequences, chunk), expected, strict=True):
+        for ours, theirs in zip(our_logits(folder, sequences, chunk, NUM_POSITIONS), expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
 def test_greedy_in_a_mixed_batch_with_chunks_hits_and_preemption(family: tuple[Any, Path]) -> None:
     model, folder = family
     prompts = prompts_for(8)
-    expected = [greedy(model, prompt, NUM_TOKENS) for prompt in prompts]
-    assert len({tuple(answer[:5]) for answer in expected}) > 4
-    core = make_core(folder, num_blocks=50, block_size=BLOCK_SIZE, max_num_batched_tokens=24, max_num_seqs=6)
-    assert generate(core, prompts, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS), every=3) == expected
+    core = make_core(
+        folder,
+        max_model_len=NUM_POSITIONS,
+        num_blocks=50,
+        block_size=BLOCK_SIZE,
+        max_num_batched_tokens=24,
+        max_num_seqs=6,
+    )
+    answers = generate(core, prompts, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS), every=3)
+    assert answers == [greedy_tokens(model, *pair) for pair in zip(prompts, answers, strict=True)]
+    assert all(len(answer) == NUM_TOKENS or answer[-1] == EOS for answer in answers)
+    assert len({tuple(answer) for answer in answers}) > 4
     assert core.scheduler.counters.preemptions > 0
     assert core.scheduler.counters.prefix_hits > 0
 
