@@ -1,12 +1,13 @@
 """A tokenizer from the metadata of a GGUF file.
 
-A GGUF carries tokens, merges, token types and the name of the pre-tokenizer (`tokenizer.ggml.pre`); this module puts the
-byte-level BPE together so that its ids equal those of the model's own tokenizer.json. An unknown pre-tokenizer is refused:
-a wrong split gives ids that are almost right, which is worse than none.
+A GGUF carries tokens, token types, and merges with the name of the pre-tokenizer (`tokenizer.ggml.pre`) or scores
+(`gguf_sentencepiece`); this module puts the tokenizer together so that its ids equal those of the model's own tokenizer.json.
+An unknown pre-tokenizer is refused: a wrong split gives ids that are almost right, which is worse than none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from quire.errors import ModelError
 from quire.models.gguf_file import GGUFFile
+from quire.text import gguf_sentencepiece
 from quire.text.vocabulary import Vocabulary
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -80,28 +82,15 @@ def from_gguf(path: Path) -> Vocabulary:
     """Read the vocabulary of a GGUF file; raises ModelError that names the file and what it lacks."""
     metadata = GGUFFile(path).metadata
     kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
+    if kind not in _KINDS:
         raise ModelError(
-            f"the GGUF file {path} has a tokenizer of kind {kind!r}; only byte-level BPE ('gpt2') is read from GGUF: "
-            "give the model's own tokenizer with --tokenizer FOLDER"
+            f"the GGUF file {path} has a tokenizer of kind {kind!r}; byte-level BPE ('gpt2') and SentencePiece BPE ('llama') "
+            "are read from GGUF: give the model's own tokenizer with --tokenizer FOLDER"
         )
-    pre = metadata.get("tokenizer.ggml.pre", "default")
-    splitter = pre_tokenizer(pre)
-    if splitter is None:
-        raise ModelError(
-            f"the GGUF file {path} wants the pre-tokenizer {pre!r}, which is not known; "
-            "give the model's own tokenizer with --tokenizer FOLDER"
-        )
-    try:
-        tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-        merges: list[str] = metadata["tokenizer.ggml.merges"]
-    except KeyError as exc:
-        raise ModelError(f"the GGUF file {path} has no {exc.args[0]}: it carries no usable tokenizer") from None
+    tokens: list[str] = _needed(path, metadata, "tokenizer.ggml.tokens")
     types: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-
-    backend = _bpe(path, tokens, merges, whole_words=pre in _WHOLE_WORDS)
-    backend.pre_tokenizer = splitter
-    backend.decoder = decoders.ByteLevel()
+    backend = _KINDS[kind](path, metadata, tokens)
+    adds_bos = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
     backend.add_special_tokens(
         [
             AddedToken(t, normalized=False, special=True)
@@ -124,22 +113,47 @@ def from_gguf(path: Path) -> Vocabulary:
         bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
         pad_id=metadata.get("tokenizer.ggml.padding_token_id"),
         unk_id=metadata.get("tokenizer.ggml.unknown_token_id"),
-        add_bos=metadata.get("tokenizer.ggml.add_bos_token", pre in _WHOLE_WORDS),
+        add_bos=metadata.get("tokenizer.ggml.add_bos_token", adds_bos),
         templates=_templates(metadata),
         template_tokens=_template_tokens(metadata, tokens),
     )
 
 
-def _bpe(path: Path, tokens: list[str], merges: list[str], *, whole_words: bool) -> tokenizers.Tokenizer:
+def _byte_level(path: Path, metadata: dict[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    splitter = pre_tokenizer(pre)
+    if splitter is None:
+        raise ModelError(
+            f"the GGUF file {path} wants the pre-tokenizer {pre!r}, which is not known; "
+            "give the model's own tokenizer with --tokenizer FOLDER"
+        )
+    merges: list[str] = _needed(path, metadata, "tokenizer.ggml.merges")
     pairs: list[tuple[str, str]] = []
     for merge in merges:
         cut = merge.find(" ", 1)
         pairs.append((merge[:cut], merge[cut + 1 :]))
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     try:
-        return tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=whole_words))
+        backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in _WHOLE_WORDS))
     except Exception as exc:  # the library raises plain Exception
         raise ModelError(f"the merges of the GGUF file {path} do not fit its tokens: {exc}") from exc
+    backend.pre_tokenizer = splitter
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+_KINDS: dict[object, Callable[[Path, dict[str, Any], list[str]], tokenizers.Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": gguf_sentencepiece.build,
+}
+"""By `tokenizer.ggml.model`."""
+
+
+def _needed(path: Path, metadata: dict[str, Any], key: str) -> Any:
+    try:
+        return metadata[key]
+    except KeyError:
+        raise ModelError(f"the GGUF file {path} has no {key}: it carries no usable tokenizer") from None
 
 
 def _templates(metadata: dict[str, Any]) -> dict[str, str]:

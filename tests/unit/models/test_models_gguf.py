@@ -1,0 +1,50 @@
+"""GGUF files of every architecture answer as the model they were made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import ModelError
+from quire.models.loader import inspect
+from quire.models.source import resolve
+from quire.request import SamplingParams
+from quire_testing.cores import generate, make_core
+from quire_testing.tiny_gguf import save_gguf
+from quire_testing.tiny_models import greedy_tokens, make, prompts_for, save
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    # the file does not tell the factor of Gemma's scores: it follows from the head size
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 24}),
+}
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_greedy_answers(architecture: str, tmp_path: Path) -> None:
+    name, changes = CASES[architecture]
+    model = make(name, **changes)
+    file = save_gguf(model, save(model, tmp_path / "folder"), tmp_path / "tiny.gguf", architecture)
+    prompts = prompts_for(6)
+    core = make_core(file, num_blocks=40, block_size=8, max_num_batched_tokens=24, max_num_seqs=5)
+    answers = generate(core, prompts, SamplingParams(temperature=0.0, max_tokens=40), every=3)
+    assert answers == [greedy_tokens(model, *pair) for pair in zip(prompts, answers, strict=True)]
+    assert core.scheduler.counters.preemptions > 0
+    assert core.scheduler.counters.prefix_hits > 0
+
+
+def test_the_27b_of_gemma2_has_its_own_factor(tmp_path: Path) -> None:
+    model = make("gemma2", num_hidden_layers=46, hidden_size=16, intermediate_size=16)
+    file = save_gguf(model, save(model, tmp_path / "folder"), tmp_path / "tiny.gguf", "gemma2")
+    assert inspect(resolve(str(file))).description.attention_scale == (16 / 4) ** -0.5
+
+
+def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
+    model = make("qwen2", num_hidden_layers=1)
+    file = save_gguf(model, save(model, tmp_path / "folder"), tmp_path / "tiny.gguf", "qwen2", called="mamba")
+    with pytest.raises(ModelError, match=r"architecture 'mamba' is not supported; supported: gemma2, llama, qwen2, qwen3"):
+        inspect(resolve(str(file)))
