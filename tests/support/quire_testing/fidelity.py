@@ -27,14 +27,20 @@ def prompts_for(count: int, seed: int = 5) -> list[list[int]]:
     ]
 
 
-def our_logits(folder: Path, sequences: list[list[int]], chunk: int, num_positions: int = 512) -> list[Tensor]:
+def our_logits(
+    folder: Path,
+    sequences: list[list[int]],
+    chunk: int,
+    num_positions: int = 512,
+    dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:
     """[T, vocab] for each sequence, all side by side in steps of `chunk` tokens each; unused slots of the pool are NaN."""
     model = inspect(resolve(str(folder)))
-    executor = load(model, torch.float32, CPU, num_positions)
+    executor = load(model, dtype, CPU, num_positions)
     columns = -(-max(map(len, sequences)) // BLOCK_SIZE)
     tables = torch.randperm(columns * len(sequences), generator=torch.Generator().manual_seed(0))
     tables = tables.int().view(len(sequences), columns)
-    pool = allocate_kv_pool(model.description, tables.numel(), BLOCK_SIZE, torch.float32, CPU)
+    pool = allocate_kv_pool(model.description, tables.numel(), BLOCK_SIZE, dtype, CPU)
     for cache in (*pool.keys, *pool.values):
         cache.fill_(float("nan"))
     results: list[list[Tensor]] = [[] for _ in sequences]

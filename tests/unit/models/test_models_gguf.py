@@ -12,8 +12,9 @@ from quire.models.loader import inspect
 from quire.models.source import resolve
 from quire.request import SamplingParams
 from quire_testing.cores import generate, make_core
+from quire_testing.fidelity import prompts_for
 from quire_testing.tiny_gguf import save_gguf
-from quire_testing.tiny_models import greedy_tokens, make, prompts_for, save
+from quire_testing.tiny_models import greedy_tokens, make, save
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -30,7 +31,7 @@ def test_greedy_answers(architecture: str, tmp_path: Path) -> None:
     model = make(name, **changes)
     file = save_gguf(model, save(model, tmp_path / "folder"), tmp_path / "tiny.gguf", architecture)
     prompts = prompts_for(6)
-    core = make_core(file, num_blocks=40, block_size=8, max_num_batched_tokens=24, max_num_seqs=5)
+    core = make_core(file, num_blocks=28, block_size=8, max_num_batched_tokens=24, max_num_seqs=5)
     answers = generate(core, prompts, SamplingParams(temperature=0.0, max_tokens=40), every=3)
     assert answers == [greedy_tokens(model, *pair) for pair in zip(prompts, answers, strict=True)]
     assert core.scheduler.counters.preemptions > 0
@@ -46,5 +47,7 @@ def test_the_27b_of_gemma2_has_its_own_factor(tmp_path: Path) -> None:
 def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     model = make("qwen2", num_hidden_layers=1)
     file = save_gguf(model, save(model, tmp_path / "folder"), tmp_path / "tiny.gguf", "qwen2", called="mamba")
-    with pytest.raises(ModelError, match=r"architecture 'mamba' is not supported; supported: gemma2, llama, qwen2, qwen3"):
+    with pytest.raises(
+        ModelError, match=r"architecture 'mamba' is not supported; supported: gemma2, llama, qwen2, qwen3"
+    ):
         inspect(resolve(str(file)))

@@ -17,6 +17,7 @@ from quire.request import AddRequest, SamplingParams, TokenLogprobs
 from quire.text import Tokenizer, load_tokenizer
 from quire_testing.cores import generate, make_core
 from quire_testing.tiny_llama import greedy
+from quire_testing.tiny_models import greedy_tokens
 
 pytestmark = pytest.mark.model
 
@@ -29,6 +30,30 @@ QUESTIONS = [
     "Explain how a bicycle stays upright, in two sentences.",
     "def fibonacci(n):",
     "Wie heißt die Hauptstadt von Österreich? 🎼",
+    "Name the largest planet of the solar system.",
+    "What is 17 times 3?",
+    "Give a synonym of 'quick'.",
+    "Who wrote Hamlet?",
+    "Write a limerick about a cat.",
+    "What does HTTP stand for?",
+    "How many legs has a spider?",
+    "Summarise: The train was late because of snow.",
+    "SELECT name FROM users WHERE",
+    "What is the boiling point of water in Fahrenheit?",
+    "Give me a recipe for pancakes.",
+    "1, 1, 2, 3, 5, 8,",
+    "What is the opposite of 'generous'?",
+    "Quelle heure est-il ?",
+    "Describe a sunset in one sentence.",
+    "What is a prime number?",
+    "Write an e-mail that declines an invitation.",
+    "Which ocean lies between Africa and America?",
+    "Convert 5 kilometres to miles.",
+    "Fix the grammar: she go to school yesterday.",
+    "What causes tides?",
+    "Name a programming language invented in 1991.",
+    "日本の首都はどこですか。",
+    "Tell me a joke about computers.",
 ]
 NUM_TOKENS = 24
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
@@ -55,22 +80,11 @@ def reference() -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
-def transformers_tokens(reference: Any, prompt: list[int], answer: list[int]) -> list[int]:
-    """transformers' most likely token after the prompt and after each token of an answer but the last.
-
-    Where this is the answer itself, greedy generation gives it too, at a fraction of the cost.
-    """
-    with torch.inference_mode():
-        logits = reference(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    return tokens
-
-
 def test_greedy_answers_alone(reference: Any, prompts: list[list[int]], tokenizer: Tokenizer) -> None:
     core = make_core("smollm2", enable_prefix_caching=False)
     answers = [generate(core, [prompt], GREEDY)[0] for prompt in prompts[:3]]
     assert answers[:2] == [greedy(reference, prompt, NUM_TOKENS) for prompt in prompts[:2]]
-    assert answers[2] == transformers_tokens(reference, prompts[2], answers[2])
+    assert answers[2] == greedy_tokens(reference, prompts[2], answers[2])
     assert tokenizer.decode(answers[0]) == "The capital of France is Paris."
 
 
@@ -81,7 +95,7 @@ def test_greedy_answers_in_a_mixed_batch_with_chunks_hits_and_preemption(
     answers = generate(core, prompts, GREEDY, every=2)
     assert core.scheduler.counters.preemptions > 0
     assert core.scheduler.counters.prefix_hits > 0
-    assert answers == [transformers_tokens(reference, *pair) for pair in zip(prompts, answers, strict=True)]
+    assert answers == [greedy_tokens(reference, *pair) for pair in zip(prompts, answers, strict=True)]
 
 
 @torch.inference_mode()

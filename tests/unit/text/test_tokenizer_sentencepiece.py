@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import gguf
@@ -13,7 +14,26 @@ from hypothesis import strategies as st
 from quire.errors import ModelError
 from quire.text import Tokenizer, load_tokenizer
 
-WORDS = ["▁the", "▁them", "the", "th", "he", "▁t", "em", "ing", "in", "ng", "▁a", "an", "and", "▁and", "nd", "▁▁", "▁▁▁", "é"]
+WORDS = [
+    "▁the",
+    "▁them",
+    "the",
+    "th",
+    "he",
+    "▁t",
+    "em",
+    "ing",
+    "in",
+    "ng",
+    "▁a",
+    "an",
+    "and",
+    "▁and",
+    "nd",
+    "▁▁",
+    "▁▁▁",
+    "é",
+]
 LETTERS = ["▁", *"abcdefghijklmnopqrstuvwxyz", ".", "\n"]
 SPECIAL = ["<unk>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"]
 BYTES = [f"<0x{i:02X}>" for i in range(256)]
@@ -51,7 +71,7 @@ def by_the_rule(text: str) -> list[int]:
     ids = {token: i for i, token in enumerate(TOKENS) if TYPES[i] == 1}
     parts = list(text.replace(" ", "▁"))
     while True:
-        unions = [(-SCORES[ids[a + b]], i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in ids]
+        unions = [(-SCORES[ids[a + b]], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
         if not unions:
             break
         _, i = min(unions)
@@ -92,7 +112,10 @@ def test_chat_template_of_the_file(gemma: Tokenizer) -> None:
     ids = gemma.encode_chat([{"role": "user", "content": "the"}])
     assert ids[:2] == [1, 3]
     assert ids.count(4) == 1
-    assert gemma.decode(ids, skip_special_tokens=False) == "<bos><start_of_turn>user\nthe<end_of_turn>\n<start_of_turn>model\n"
+    assert (
+        gemma.decode(ids, skip_special_tokens=False)
+        == "<bos><start_of_turn>user\nthe<end_of_turn>\n<start_of_turn>model\n"
+    )
 
 
 @pytest.mark.parametrize("scores", [None, SCORES[:-1]])
