@@ -83,7 +83,7 @@ FAMILIES: dict[str, Family] = {
     "glm": Family("GlmConfig", {"head_dim": 16}),
     "glm4": Family("Glm4Config", {"head_dim": 24}),
     "olmo2": Family("Olmo2Config"),
-    "olmo2-biases": Family("Olmo2Config", {"attention_bias": True, "num_key_value_heads": 4}),
+    "olmo2-biases": Family("Olmo2Config", {"attention_bias": True, "num_key_value_heads": 4, "initializer_range": 0.4}),
     "smollm3": Family("SmolLM3Config", {"no_rope_layer_interval": 2}),
     "smollm3-window": Family(
         "SmolLM3Config", {"no_rope_layers": [1, 0, 0, 1], "use_sliding_window": True, "sliding_window": 11}

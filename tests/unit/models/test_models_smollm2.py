@@ -16,8 +16,9 @@ from quire.models.source import resolve
 from quire.request import AddRequest, SamplingParams, TokenLogprobs
 from quire.text import Tokenizer, load_tokenizer
 from quire_testing.cores import generate, make_core
+from quire_testing.fidelity import our_logits
 from quire_testing.tiny_llama import greedy
-from quire_testing.tiny_models import greedy_tokens
+from quire_testing.tiny_models import greedy_tokens, reference_logits
 
 pytestmark = pytest.mark.model
 
@@ -56,6 +57,9 @@ QUESTIONS = [
     "Tell me a joke about computers.",
 ]
 NUM_TOKENS = 24
+BF16_DIVERGENCE = 0.05
+"""Bound of the Kullback-Leibler divergence, in nats, of a next-token distribution in bfloat16 from transformers' in float32;
+measured: 0.021 at most and 0.0026 on average over the 284 positions of the prompts."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
 
 
@@ -125,6 +129,19 @@ def test_log_probabilities_are_the_same_bits_in_any_batch_and_those_of_transform
         logprobs = reference(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :].log_softmax(-1)
         for entry, row in zip(entries, logprobs, strict=True):
             torch.testing.assert_close(torch.tensor(entry.logprobs), row[entry.token_ids], rtol=0, atol=1e-3)
+
+
+def test_bfloat16_stays_within_the_bound(reference: Any, tokenizer: Tokenizer) -> None:
+    sequences = [tokenizer.encode(question) for question in QUESTIONS]
+    ours = torch.cat(our_logits(bundled.pull("smollm2"), sequences, 64, 64, torch.bfloat16)).float()
+    theirs = torch.cat([reference_logits(reference, sequence) for sequence in sequences])
+    divergence = torch.nn.functional.kl_div(
+        ours.log_softmax(dim=-1), theirs.log_softmax(dim=-1), reduction="none", log_target=True
+    ).sum(dim=-1)
+    assert divergence.max() < BF16_DIVERGENCE
+    assert divergence.mean() < BF16_DIVERGENCE / 10
+    assert (ours.argmax(dim=-1) == theirs.argmax(dim=-1)).double().mean() > 0.95
+    assert (ours - theirs).abs().max() > 1e-2  # it is bfloat16 that was measured
 
 
 def test_its_description() -> None:
