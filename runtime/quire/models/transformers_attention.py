@@ -25,7 +25,7 @@ from quire_kernels import ops
 class AttentionLayer:
     """One layer that attends, as its call told. `index` is its place in the KV pool, `module` its name in the model.
 
-    window: tokens that a query sees, itself included; None for all. softcap: bound of the scores; 0 for none.
+    window, softcap: as `ops.paged_attention` has them, 0 for none.
     """
 
     index: int
@@ -35,7 +35,7 @@ class AttentionLayer:
     head_size: int
     value_size: int
     scale: float
-    window: int | None
+    window: int
     softcap: float
 
 
@@ -78,7 +78,7 @@ class Recorder:
         self.faults += [f"{name} {fault}" for fault in _faults(module, query, key, call)]
         if any(layer.module == name for layer in self.layers):
             self.faults.append(f"{name} attends more than once")
-        scaling, window = call.get("scaling"), call.get("sliding_window")
+        scaling = call.get("scaling")
         self.layers.append(
             AttentionLayer(
                 index=len(self.layers),
@@ -88,7 +88,7 @@ class Recorder:
                 head_size=key.shape[3],
                 value_size=value.shape[3],
                 scale=float(query.shape[3] ** -0.5 if scaling is None else scaling),
-                window=window,
+                window=int(call.get("sliding_window") or 0),
                 softcap=float(call.get("softcap") or 0.0),
             )
         )
@@ -130,7 +130,15 @@ class PagedStep:
             value = functional.pad(value, (0, padding))
         ops.write_kv(self._rows(key), self._rows(value), keys, values, batch.slot_mapping)
         out = ops.paged_attention(
-            self._rows(query), keys, values, batch.block_tables, batch.query_start, batch.context_lens, layer.scale
+            self._rows(query),
+            keys,
+            values,
+            batch.block_tables,
+            batch.query_start,
+            batch.context_lens,
+            layer.scale,
+            window=layer.window,
+            softcap=layer.softcap,
         )
         return (out[..., : layer.value_size] if padding else out).unsqueeze(0)
 

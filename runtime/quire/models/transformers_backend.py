@@ -138,10 +138,6 @@ def inspect(
     length = getattr(settings.get_text_config(), "max_position_embeddings", None)
     if not isinstance(length, int):
         raise subject.cannot("it does not say how many positions it was made for (max_position_embeddings)")
-    for layer in found.layers:
-        if layer.softcap or (layer.window is not None and layer.window < length):
-            kind = "caps its scores" if layer.softcap else "has a sliding window"
-            raise subject.cannot(f"{layer.module} {kind}, which paged attention does not do yet")
     facts = TransformersFacts(
         architecture=architecture,
         num_layers=len(found.layers),

@@ -116,7 +116,7 @@ def examine(subject: Subject, settings: Any) -> Examined:
         raise subject.cannot("its layers have keys of different shapes")
     if (key_size := layers[0].head_size) < (value_size := max(layer.value_size for layer in layers)):
         raise subject.cannot(f"its values are wider ({value_size}) than its keys ({key_size})")
-    if getattr(text, "sliding_window", None) and all(layer.window is None for layer in layers):
+    if getattr(text, "sliding_window", None) and not any(layer.window for layer in layers):
         raise subject.cannot("it does not tell attention about its sliding window")
     attended = max(layer.num_heads * layer.head_size for layer in layers)
     # the residual, its norm and attention; the widest product, what it is made into, and copies on the way

@@ -61,3 +61,8 @@ def test_native_wins_and_kinds_are_not_mixed_up(plugins: ModuleType) -> None:
 def test_a_plugin_that_cannot_be_loaded_is_named(plugins: ModuleType) -> None:
     with pytest.raises(ModelError, match="the plugin quire_test_plugin:missing for BrokenForCausalLM cannot be loaded"):
         registry.find_hf(config("BrokenForCausalLM"))
+
+
+def test_the_page_names_every_architecture() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    assert [name for name in (*registry.HF, *registry.GGUF) if f"`{name}`" not in page] == []

@@ -41,6 +41,8 @@ FAMILIES = {
         "GraniteConfig", {"logits_scaling": 0.3, "residual_multiplier": 0.7, "embedding_multiplier": 3.0}
     ),
     "cohere": Family("CohereConfig", {"logit_scale": 0.5, "use_qk_norm": True}),
+    "cohere2": Family("Cohere2Config", {"sliding_window": 14, "logit_scale": 0.5}),  # windows on three layers of four
+    "vaultgemma": Family("VaultGemmaConfig", {"sliding_window": 14, "head_dim": 16, "attn_logit_softcapping": 2.0}),
     "deepseek-v3": Family(
         "DeepseekV3Config", {**LATENT, **EXPERTS, "first_k_dense_replace": 1, "num_key_value_heads": 4}
     ),
@@ -158,12 +160,6 @@ def test_without_the_library_the_extra_is_named(neox: Path, monkeypatch: pytest.
         ("mamba", {}, "whose state is not keys and values"),
         ("rwkv", {"attention_hidden_size": 64}, "it keeps other state than keys and values"),
         ("gpt_neox_japanese", {}, "0 of its 4 layers attend through transformers' interface"),
-        ("cohere2", {"sliding_window": 16}, "has a sliding window, which paged attention does not do yet"),
-        (
-            "vaultgemma",
-            {"sliding_window": 600, "head_dim": 8},
-            "caps its scores, which paged attention does not do yet",
-        ),
         (
             "gpt_neox",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
