@@ -114,6 +114,10 @@ class EngineMetrics:
         self._running = self._gauge("num_requests_executing", "requests that hold KV blocks and are in the running set")
         self._swapped = self._gauge("num_requests_swapped", "requests swapped to the host pool")
         self._cache = self._gauge("gpu_cache_usage", "KV blocks in use by live requests / blocks in the pool, 0..1")
+        self._host_cache: Gauge | None = None  # made with the first report of a host pool
+        self._utilization = self._gauge(
+            "kv_cache_utilization", "tokens held / token slots of the KV blocks in use, 0..1; 1 while none is in use"
+        )
         self._prompt_rate = self._gauge("avg_prompt_throughput", "prompt tokens computed per second, last 10 s")
         self._generation_rate = self._gauge("avg_generation_throughput", "tokens generated per second, last 10 s")
         self._startup = self._gauge("startup_seconds", "seconds that each stage of the start took", "stage")
@@ -133,6 +137,9 @@ class EngineMetrics:
         self._prefix_queries = self._counter("prefix_cache_queries", "prompt tokens looked up in the prefix cache")
         self._prefix_hits = self._counter("prefix_cache_hits", "prompt tokens found in the prefix cache")
         self._preemptions = self._counter("preemptions", "running requests put back", "mode")
+        self._faults = self._counter(
+            "kv_cache_faults", "faults of the KV cache's bookkeeping, found when idle and healed"
+        )
         self._finished = self._counter("requests_finished", "sequences by why they ended", "finish_reason")
         self._dropped = self._counter("dropped_requests", "requests refused for lack of room", "reason")
 
@@ -157,6 +164,7 @@ class EngineMetrics:
             self.generation_tokens,
             self._prefix_queries,
             self._prefix_hits,
+            self._faults,
         ):
             self._bound(metric)
         for mode in ("recompute", "swap"):
@@ -175,6 +183,13 @@ class EngineMetrics:
         self._bound(self._running).set(stats.num_running)
         self._bound(self._swapped).set(stats.num_swapped)
         self._bound(self._cache).set(stats.num_blocks_used / max(stats.num_blocks, 1))
+        self._bound(self._utilization).set(stats.kv_utilization)
+        if stats.num_swap_blocks:
+            if self._host_cache is None:
+                text = "blocks of the host swap pool in use / blocks in it, 0..1"
+                self._host_cache = self._gauge("cpu_cache_usage", text)
+            self._bound(self._host_cache).set(stats.num_swap_blocks_used / stats.num_swap_blocks)
+        self._follow(self._faults, stats.kv_faults)
         self._bound(self._heartbeat).set(time.time() - (self._clock() - stats.heartbeat_s))
         if stats.batch_size:
             self._bound(self._batch).observe(stats.batch_size)

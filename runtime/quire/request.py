@@ -45,8 +45,16 @@ class FinishReason(enum.StrEnum):
 # --- server to engine ------------------------------------------------------------------------------------------
 
 
+class Sibling(msgspec.Struct, frozen=True, kw_only=True):
+    """One more answer to a request's prompt, with the same parameters but its own id and seed."""
+
+    request_id: str
+    seed: int | None = None
+
+
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
-    """One sequence to generate. `request_id` is unique among live requests; n > 1 arrives as n requests.
+    """One sequence to generate, and its siblings. `request_id` is unique among live requests, siblings' too; from here on each
+    lives on its own. The prompt is computed once for all of them.
 
     `params.max_tokens` is already resolved (never None) and prompt + max_tokens fits the model's length.
     priority: lower is more urgent; only the scheduler policy `priority` reads it. cache_salt: only requests of the same salt
@@ -59,6 +67,19 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     arrival_s: float
     priority: int = 0
     cache_salt: str | None = None
+    siblings: tuple[Sibling, ...] = ()
+
+
+def apart(request: AddRequest) -> list[AddRequest]:
+    """A request and each of its siblings, as requests that share nothing."""
+    own = [(request.request_id, request.params.seed)]
+    own += [(sibling.request_id, sibling.seed) for sibling in request.siblings]
+    return [
+        msgspec.structs.replace(
+            request, request_id=name, params=msgspec.structs.replace(request.params, seed=seed), siblings=()
+        )
+        for name, seed in own
+    ]
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -127,6 +148,10 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     preemptions_recompute: int
     preemptions_swap: int
     heartbeat_s: float
+    num_swap_blocks: int = 0  # of the host pool; 0 where there is none
+    num_swap_blocks_used: int = 0
+    kv_utilization: float = 1.0  # computed tokens / slots of the blocks held
+    kv_faults: int = 0  # violations of the KV cache's bookkeeping that were found and healed, total
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="step"):

@@ -40,6 +40,7 @@ SAMPLES: dict[str, Any] = {
     "kv_cache_memory": "512Mi",
     "gpu_memory_utilization": "0.5",
     "enable_prefix_caching": False,
+    "swap_space": "64Mi",
     "scheduler_policy": "sjf",
     "long_prefill_token_threshold": 128,
     "seed": 7,

@@ -20,6 +20,7 @@ from quire.request import (
     StepStats,
     TokenDelta,
     TokenLogprobs,
+    apart,
 )
 
 Reply = Callable[[AddRequest], Sequence[int]]
@@ -61,8 +62,10 @@ class ScriptedEngine:
     # --- the seam ---
 
     async def add(self, request: AddRequest, /) -> None:
-        self.requests.append(request)
-        self._live[request.request_id] = Live(request, [*self.reply(request), END])
+        """Each sibling counts as a request of its own."""
+        for one in apart(request):
+            self.requests.append(one)
+            self._live[one.request_id] = Live(one, [*self.reply(one), END])
         self._changed.set()
         self._noticed.set()
 

@@ -65,13 +65,17 @@ class Engine(ApiModel):
         'Share of the GPU\'s memory for weights, activations and KV pool together, above 0 and up to 1, as "0.90".',
         "0.90",
     )
+    swap_space: Size | None = _flag(
+        "Host memory for the KV blocks of preempted sequences, as 4Gi. Part of the container's memory limit.",
+        "none, they are computed again",
+    )
     enable_prefix_caching: bool | None = _flag("Reuse the KV blocks of prompts that begin alike.", "true")
     scheduler_policy: Literal["fcfs", "priority", "sjf"] | None = _flag(
         "Order of waiting requests: arrival, the requests' priority, or shortest prompt first (with ageing).", "fcfs"
     )
     long_prefill_token_threshold: int | None = _flag(
         "Tokens of one prompt in a step at most while other sequences decode, so that their tokens keep coming. 0 is no limit.",
-        "0",
+        "256",
         ge=0,
         le=1 << 20,
     )

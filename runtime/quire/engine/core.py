@@ -5,19 +5,26 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
+import msgspec
+
 from quire.config import EngineConfig
+from quire.engine import audit
 from quire.engine.grammar.gate import Gate
+from quire.engine.plan import StepPlan
 from quire.engine.results import StepResult
 from quire.engine.runner import ModelRunner
-from quire.engine.scheduler import Scheduler, StepPlan
+from quire.engine.scheduler import Scheduler
 from quire.engine.seeds import SeedStream
-from quire.request import AddRequest, FinishReason, StepOutputs, StepStats, TokenDelta
+from quire.request import AddRequest, FinishReason, StepOutputs, StepStats, TokenDelta, apart
 
 GATE_WAIT_S = 0.02
 """A step with nothing to compute waits this long for a grammar; requests that arrive meanwhile wait with it."""
+
+_log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -31,6 +38,8 @@ class EngineCore:
         self.gate = gate
         self._seeds = SeedStream(config.seed)
         self._refused: list[TokenDelta] = []
+        self._num_faults = 0
+        self._checked = True
 
     @property
     def has_work(self) -> bool:
@@ -38,10 +47,18 @@ class EngineCore:
         return self.scheduler.has_work or bool(self._refused) or bool(self.gate)
 
     def add(self, request: AddRequest) -> None:
-        """Take a request; where it can never be served, the next step says so."""
-        seed = self._seeds.draw() if request.params.seed is None else request.params.seed
+        """Take a request and its siblings; where it can never be served, the next step says so."""
+        self._checked = False
+        if request.params.structured_outputs is not None and request.siblings:
+            for one in apart(request):  # each has a grammar's state of its own; the prefix cache is what they share
+                self.add(one)
+            return
+        seed, *siblings = (
+            self._seeds.draw() if given is None else given
+            for given in (request.params.seed, *(sibling.seed for sibling in request.siblings))
+        )
         if request.params.structured_outputs is None and not (self.gate and request.request_id in self.gate):
-            self._enqueue(request, seed)
+            self._enqueue(request, seed, siblings)
         elif (fault := self._fault(request)) is not None:
             self._refused.append(
                 TokenDelta(request_id=request.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=fault)
@@ -57,10 +74,13 @@ class EngineCore:
             return f"request id {request.request_id!r} is already in use"
         return self.scheduler.fault(request)
 
-    def _enqueue(self, request: AddRequest, seed: int, scratch: dict[str, Any] | None = None) -> None:
-        refusal = self.scheduler.add(request, seed=seed, scratch=scratch)
+    def _enqueue(
+        self, request: AddRequest, seed: int, siblings: list[int], scratch: dict[str, Any] | None = None
+    ) -> None:
+        refusal = self.scheduler.add(request, seed=seed, sibling_seeds=siblings, scratch=scratch)
         if refusal is not None:
-            self._refused.append(refusal)
+            ids = (request.request_id, *(sibling.request_id for sibling in request.siblings))
+            self._refused += [msgspec.structs.replace(refusal, request_id=request_id) for request_id in ids]
 
     def _release(self) -> None:
         """Let go on what the gate has ready; wait for it a moment where there is nothing else to do."""
@@ -69,7 +89,7 @@ class EngineCore:
             admitted, refused = self.gate.release(GATE_WAIT_S if idle else 0.0)
             self._refused += refused
             for one in admitted:
-                self._enqueue(one.request, one.seed, one.scratch)
+                self._enqueue(one.request, one.seed, [], one.scratch)
 
     def abort(self, request_ids: list[str]) -> None:
         """Forget requests and free their blocks; no delta follows for them."""
@@ -81,6 +101,17 @@ class EngineCore:
         """Forget all cached prompts; what runs goes on."""
         self.scheduler.kv.pool.forget_all()
 
+    def check(self) -> None:
+        """Look for leaks, once after work has ended. What is found is logged, counted and healed; nothing is raised."""
+        if self._checked or self.scheduler.has_work:
+            return
+        self._checked = True
+        found = audit.faults(self.scheduler)
+        if found:
+            self._num_faults += len(found)
+            _log.error("the KV cache's books do not balance (%d faults, healed): %s", len(found), "; ".join(found[:10]))
+            audit.heal(self.scheduler)
+
     def step(self) -> StepOutputs:
         """Schedule, run, sample, record. An exception in here leaves the core unusable."""
         self._release()
@@ -89,24 +120,30 @@ class EngineCore:
         result = self.runner.run(plan) if plan.scheduled else StepResult()
         deltas = self._refused + self.scheduler.update(plan, result.tokens, result.extras)
         self._refused = []
-        return StepOutputs(deltas=deltas, stats=self.stats(plan, len(result.tokens), time.monotonic() - began))
+        step_s = time.monotonic() - began
+        self.scheduler.costs.observe(plan.num_tokens, plan.num_prompt_tokens, step_s)
+        return StepOutputs(deltas=deltas, stats=self.stats(plan, len(result.tokens), step_s))
 
     def stats(self, plan: StepPlan | None = None, num_generated: int = 0, step_s: float = 0.0) -> StepStats:
         """The state now; of a step where a plan is given."""
         scheduler, plan = self.scheduler, plan or StepPlan()
         return StepStats(
-            num_waiting=len(scheduler.waiting) + (len(self.gate) if self.gate else 0),
+            num_waiting=scheduler.num_waiting + (len(self.gate) if self.gate else 0),
             num_running=len(scheduler.running),
-            num_swapped=0,
+            num_swapped=scheduler.num_swapped,
             num_blocks=scheduler.kv.pool.num_blocks,
             num_blocks_used=scheduler.kv.pool.num_used,
+            num_swap_blocks=0 if scheduler.swap is None else scheduler.swap.pool.num_blocks,
+            num_swap_blocks_used=0 if scheduler.swap is None else scheduler.swap.pool.num_used,
+            kv_utilization=scheduler.utilization,
             step_s=step_s if plan.scheduled else 0.0,
             batch_size=len(plan.scheduled),
             num_prompt_tokens=plan.num_prompt_tokens,
             num_generated_tokens=num_generated,
             prefix_cache_queries=scheduler.counters.prefix_queries,
             prefix_cache_hits=scheduler.counters.prefix_hits,
-            preemptions_recompute=scheduler.counters.preemptions,
-            preemptions_swap=0,
+            preemptions_recompute=scheduler.counters.preemptions_recompute,
+            preemptions_swap=scheduler.counters.preemptions_swap,
+            kv_faults=self._num_faults,
             heartbeat_s=time.monotonic(),
         )

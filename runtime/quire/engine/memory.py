@@ -23,36 +23,58 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """All in bytes but the last three. `max_model_len` is what the pool can hold of what was asked for."""
+    """All in bytes but the last four. `max_model_len` is what the pool can hold of what was asked for.
+
+    swap is part of `available` only where swap_apart is false: a GPU's host pool lies in other memory.
+    """
 
     weights: int
     activations: int
     kv_pool: int
+    swap: int
+    swap_apart: bool
     available: int
     num_blocks: int
+    num_swap_blocks: int
     block_size: int
     max_model_len: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.kv_pool
+        return self.weights + self.activations + self.kv_pool + (0 if self.swap_apart else self.swap)
 
     def __str__(self) -> str:
+        swap = f"swap {_mib(self.swap)} ({self.num_swap_blocks} blocks)" if self.swap else ""
         return (
             f"memory plan: weights {_mib(self.weights)} + activations {_mib(self.activations)} "
-            f"+ KV pool {_mib(self.kv_pool)} ({self.num_blocks} blocks of {self.block_size} tokens) = {_mib(self.total)} "
-            f"of {_mib(self.available)} available"
+            f"+ KV pool {_mib(self.kv_pool)} ({self.num_blocks} blocks of {self.block_size} tokens)"
+            + (f" + {swap}" if swap and not self.swap_apart else "")
+            + f" = {_mib(self.total)} of {_mib(self.available)} available"
+            + (f", and {swap} of the host's memory" if swap and self.swap_apart else "")
         )
 
 
 def plan(
-    facts: ModelFacts, config: EngineConfig, *, dtype_bytes: int, kv_dtype_bytes: int, host: HostMemory
+    facts: ModelFacts,
+    config: EngineConfig,
+    *,
+    dtype_bytes: int,
+    kv_dtype_bytes: int,
+    host: HostMemory,
+    swap_host: HostMemory | None = None,
 ) -> MemoryPlan:
-    """Raises ModelError where the model, the pool or the wanted length does not fit, saying what would."""
+    """host: the memory of the device. swap_host: that of the swap pool, where it is another.
+
+    Raises ModelError where the model, the pools or the wanted length does not fit, saying what would.
+    """
     weights = weights_bytes(facts, dtype_bytes)
     activations = activation_bytes(facts, config, dtype_bytes)
     block_bytes = facts.kv_elements_per_token() * config.block_size * kv_dtype_bytes
     room = int(host.available * LIMIT_SHARE) - weights - activations
+    num_swap_blocks = _num_swap_blocks(config, block_bytes, room, swap_host)
+    swap = num_swap_blocks * block_bytes
+    if swap_host is None:
+        room -= swap
     wanted_len = min(config.max_model_len or facts.max_model_len, facts.max_model_len)
     per_sequence = -(-wanted_len // config.block_size)
     if room < block_bytes:
@@ -76,8 +98,11 @@ def plan(
         weights=weights,
         activations=activations,
         kv_pool=num_blocks * block_bytes,
+        swap=swap,
+        swap_apart=swap_host is not None,
         available=host.available,
         num_blocks=num_blocks,
+        num_swap_blocks=num_swap_blocks,
         block_size=config.block_size,
         max_model_len=min(wanted_len, tokens),
     )
@@ -95,13 +120,34 @@ def activation_bytes(facts: ModelFacts, config: EngineConfig, dtype_bytes: int) 
     return step + sampled * facts.vocab_size * (dtype_bytes + 3 * 4)
 
 
+def _num_swap_blocks(config: EngineConfig, block_bytes: int, room: int, apart: HostMemory | None) -> int:
+    """room: what weights and activations leave of the device's memory, which the swap pool shares unless it lies apart."""
+    if config.swap_space is None:
+        return 0
+    swap = parse_bytes(config.swap_space, flag="--swap-space")
+    if swap == 0:
+        return 0
+    if swap < block_bytes:
+        raise ModelError(
+            f"--swap-space {config.swap_space} is less than one KV block ({_mib(block_bytes)}); raise it, or leave it out"
+        )
+    left = max(room - block_bytes if apart is None else int(apart.available * LIMIT_SHARE), 0)
+    if swap > left and room >= block_bytes:  # without room for the model itself, that is what must be said
+        after = "after weights, activations and one KV block" if apart is None else "of the host's memory"
+        raise ModelError(
+            f"--swap-space {config.swap_space} does not fit: {after} {_mib(left)} are left; "
+            + (f"--swap-space {left // MIB}Mi fits" if left >= max(MIB, block_bytes) else "leave it out")
+        )
+    return swap // block_bytes
+
+
 def _num_blocks(config: EngineConfig, block_bytes: int, room: int, host: HostMemory, *, most: int) -> int:
     fitting = room // block_bytes
     if config.num_blocks is not None:
         if config.num_blocks > fitting:
             raise ModelError(
                 f"--num-blocks {config.num_blocks} needs {_mib(config.num_blocks * block_bytes)}, but after weights and "
-                f"activations {_mib(room)} are left; --num-blocks {fitting} fits"
+                f"activations{_and_swap(config)} {_mib(room)} are left; --num-blocks {fitting} fits"
             )
         return config.num_blocks
     if config.kv_cache_memory is not None:
@@ -112,12 +158,16 @@ def _num_blocks(config: EngineConfig, block_bytes: int, room: int, host: HostMem
             )
         if pool > room:
             raise ModelError(
-                f"--kv-cache-memory {config.kv_cache_memory} does not fit: after weights and activations {_mib(room)} are "
-                f"left; --kv-cache-memory {room // MIB}Mi fits"
+                f"--kv-cache-memory {config.kv_cache_memory} does not fit: after weights and activations{_and_swap(config)} "
+                f"{_mib(room)} are left; --kv-cache-memory {room // MIB}Mi fits"
             )
         return pool // block_bytes
     share = room if host.limited else min(room, int(host.available * FREE_SHARE))
     return max(min(share // block_bytes, most), 1)
+
+
+def _and_swap(config: EngineConfig) -> str:
+    return "" if config.swap_space is None else f" and --swap-space {config.swap_space}"
 
 
 def _remedy(facts: ModelFacts, config: EngineConfig, host: HostMemory, dtype_bytes: int, missing: int) -> str:

@@ -104,12 +104,12 @@ class ShortestFirst(Policy):
 
     def key(self, sequence: Sequence) -> Key:
         if sequence.admitted is not None:
-            return (0, sequence.admitted)
+            return (0, sequence.admitted, sequence.order)
         return (1, sequence.num_prompt + AGEING_TOKENS_PER_S * sequence.arrival_s, sequence.order)
 
     def rank(self, sequence: Sequence) -> Key:
         assert sequence.admitted is not None
-        return (sequence.admitted,)
+        return (sequence.admitted, sequence.order)
 
 
 POLICIES: dict[str, type[Policy]] = {"fcfs": FirstComeFirstServed, "priority": ByPriority, "sjf": ShortestFirst}

@@ -8,6 +8,7 @@ request is a delta with an error; a fault of the step ends the process with Engi
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import math
 import signal
@@ -17,12 +18,13 @@ from pathlib import Path
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from quire.config import EngineConfig
 from quire.engine import wire
 from quire.engine.core import EngineCore
 from quire.engine.startup import Stages, build
-from quire.errors import QuireError
+from quire.errors import EngineDeadError, QuireError
 from quire.logs import set_up_logging
 from quire.request import AbortRequest, AddRequest, EngineFailed, FromEngine, ResetPrefixCache, Shutdown, StepOutputs
 
@@ -43,17 +45,19 @@ class EngineProcess:
         self._requests.connect(endpoints.requests)
         self._outputs = self._context.socket(zmq.PUSH)
         self._outputs.set(zmq.SNDHWM, 0)  # the loop never blocks on a slow server; a dead one ends us
+        self._peer = self._outputs.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._outputs.connect(endpoints.outputs)
         self._lifeline = lifeline
         self._poller = zmq.Poller()
         self._poller.register(self._requests, zmq.POLLIN)
         self._poller.register(lifeline, zmq.POLLIN)
+        self._poller.register(self._peer, zmq.POLLIN)
 
     def send(self, message: FromEngine) -> None:
         self._outputs.send(wire.encoder.encode(message))
 
     def run(self, core: EngineCore) -> None:
-        """Serve until told to stop."""
+        """Serve until told to stop. Raises EngineDeadError where nobody is left to answer."""
         spoke = time.monotonic()
         while True:
             wait_s = 0.0 if core.has_work else max(spoke + HEARTBEAT_S - time.monotonic(), 0.0)
@@ -63,11 +67,13 @@ class EngineProcess:
                 self.send(core.step())
                 spoke = time.monotonic()
             elif time.monotonic() >= spoke + HEARTBEAT_S:
+                core.check()
                 self.send(StepOutputs(deltas=[], stats=core.stats()))
                 spoke = time.monotonic()
 
     def close(self) -> None:
         """Give sent messages a moment to leave, then drop everything."""
+        self._outputs.disable_monitor()
         self._context.destroy(linger=LINGER_MS)
 
     def _receive(self, core: EngineCore, wait_s: float) -> bool:
@@ -92,6 +98,9 @@ class EngineProcess:
                     core.reset_prefix_cache()
                 case Shutdown():
                     return False
+        if self._peer in ready:
+            recv_monitor_message(self._peer, zmq.NOBLOCK)
+            raise EngineDeadError("the server closed its socket and did not say why; the engine ends too")
         if changed and not core.has_work:
             self.send(StepOutputs(deltas=[], stats=core.stats()))
         return True
@@ -109,8 +118,13 @@ def main(arguments: list[str]) -> int:
     process = EngineProcess(wire.endpoints(Path(arguments[0])), lifeline)
     try:
         core, ready = build(EngineConfig(**settings["config"]), stages)
+        gc.collect()
+        gc.freeze()  # the pool's blocks live as long as the process; the collector need not walk over them in a step
         process.send(ready)
         process.run(core)
+    except EngineDeadError as exc:
+        _log.error("%s", exc)
+        return 1
     except QuireError as exc:
         process.send(EngineFailed(kind=type(exc).__name__, message=str(exc)))
         return 1

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from quire.engine.plan import StepPlan
 from quire.engine.sampling.logprobs import ROWS, token_logprobs
-from quire.engine.scheduler import StepPlan
 from quire.models.executor import Executor
 from quire.request import TokenLogprobs
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from quire.engine.block_ops import move_blocks
+from quire.engine.plan import StepPlan
 from quire.engine.prompt_logprobs import PromptSpan, prompt_logprobs, prompt_spans
 from quire.engine.results import StepResult
 from quire.engine.sampling import Sampler
-from quire.engine.scheduler import StepPlan
 from quire.models.executor import Batch, Executor, KVPool
 
 
@@ -24,15 +25,17 @@ class ModelRunner:
         kv: KVPool,
         sampler: Sampler,
         *,
+        swap_pool: KVPool | None = None,
         block_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_blocks: int,
     ) -> None:
-        """max_blocks: columns of the block table, enough for a sequence of the model's length."""
+        """max_blocks: columns of the block table, enough for a sequence of the model's length. swap_pool: the host pool."""
         self.executor = executor
         self.kv = kv
         self.sampler = sampler
+        self._swap_pool = swap_pool
         self._block_size = block_size
         self._token_ids = np.zeros(max_num_batched_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_batched_tokens, dtype=np.int64)
@@ -43,6 +46,7 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan; one token for each entry that samples, in order."""
+        self._move(plan)
         rows = [entry.sequence for entry in plan.scheduled if entry.samples]
         spans = prompt_spans(plan)
         self.sampler.prepare(rows)
@@ -52,13 +56,25 @@ class ModelRunner:
             result.extras.prompt_logprobs = prompt_logprobs(self.executor, hidden[len(rows) :], spans)
         return result
 
+    def _move(self, plan: StepPlan) -> None:
+        if plan.swap_outs or plan.swap_ins:
+            assert self._swap_pool is not None
+            move_blocks(self.kv, self._swap_pool, plan.swap_outs)
+        move_blocks(self.kv, self.kv, plan.copies)
+        if plan.swap_ins:
+            assert self._swap_pool is not None
+            move_blocks(self._swap_pool, self.kv, plan.swap_ins)
+
     def _batch(self, plan: StepPlan, spans: list[PromptSpan]) -> Batch:
         """Rows wanted: those that sample, then those of the spans."""
         token_ids, positions, slots, size = self._token_ids, self._positions, self._slots, self._block_size
         wanted: list[int] = []
-        at = widest = 0
-        for index, entry in enumerate(plan.scheduled):
+        at = widest = index = 0
+        for entry in plan.scheduled:
             sequence, start, count = entry.sequence, entry.start, entry.num_tokens
+            if count == 0:  # forked: draws from the row before
+                wanted.append(at - 1)
+                continue
             blocks = sequence.table.block_ids
             self._tables[index, : len(blocks)] = blocks
             widest = max(widest, len(blocks))
@@ -74,11 +90,12 @@ class ModelRunner:
             at += count
             self._query_start[index + 1] = at
             self._context_lens[index] = start + count
+            index += 1
             if entry.samples:
                 wanted.append(at - 1)
         for span in spans:
             wanted += range(span.row, span.row + len(span.tokens))
-        count = len(plan.scheduled)
+        count = index
         return Batch(
             token_ids=self._tensor(token_ids[:at]),
             positions=self._tensor(positions[:at]),

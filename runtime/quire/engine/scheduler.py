@@ -2,8 +2,9 @@
 
 A sequence is scheduled for tokens it has and that are not computed yet: one in decoding, a chunk of what is left in a prompt.
 Running sequences are served in the policy's rank. When blocks run out, the last of them gives all of its blocks back and is
-computed again later. The first is never taken from while it is not alone, and alone it fits (admission checked), so it
-always ends: no livelock. As victims come last, whatever a step has planned already stays planned.
+swapped in or computed again later. The first is never taken from while it is not alone, and alone it fits (admission
+checked), so it always ends: no livelock. As victims come last, whatever a step has planned already stays planned; and
+nobody is preempted after the first was admitted, so no block is swapped in and out in one step.
 
 Pure: no clock, no torch, no I/O. The caller runs the plan and reports the tokens with `update`.
 """
@@ -12,45 +13,20 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from quire.engine.admission import Limits
+from quire.engine.costs import PreemptionCosts
+from quire.engine.plan import Counters, Scheduled, StepPlan
 from quire.engine.policy import POLICIES, Policy
 from quire.engine.results import NO_TOKEN, NOT_FINITE, Extras
 from quire.engine.sequence import Sequence, State
+from quire.engine.swapping import Swapper
 from quire.kvcache.hashing import prefix_context
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.pool import Block
+from quire.kvcache.swap import SwapSpace
 from quire.request import AddRequest, FinishReason, TokenDelta
-
-
-@dataclass(slots=True)
-class Scheduled:
-    """tokens[start : start + num_tokens] of a sequence are computed in this step. `samples`: a token is drawn after."""
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    samples: bool
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What one step computes. `deltas` are about requests that ended without a step."""
-
-    scheduled: list[Scheduled] = field(default_factory=list)
-    num_tokens: int = 0
-    num_prompt_tokens: int = 0
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start."""
-
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
 
 
 class Scheduler:
@@ -67,8 +43,11 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         policy: str = "fcfs",
         long_prefill_token_threshold: int = 0,
+        swap: SwapSpace | None = None,
+        costs: PreemptionCosts | None = None,
     ) -> None:
-        """long_prefill_token_threshold: tokens of one prompt in a step at most while others decode; 0 is no limit."""
+        """long_prefill_token_threshold: tokens of one prompt in a step at most while others decode; 0 is no limit. swap:
+        where preempted sequences may keep what they have computed, if costs say so."""
         self.kv = kv
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -76,6 +55,8 @@ class Scheduler:
         self.counters = Counters()
         self.running: list[Sequence] = []  # in the policy's rank
         self.waiting: Policy = POLICIES[policy]()
+        self.costs = costs or PreemptionCosts()
+        self._swapper = Swapper(kv, swap, self.costs)
         self._limits = Limits(max_model_len, kv.pool.num_blocks, kv.block_size, vocab_size)
         self._chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._live: dict[str, Sequence] = {}
@@ -87,8 +68,45 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._live)
 
-    def add(self, request: AddRequest, *, seed: int, scratch: dict[str, Any] | None = None) -> TokenDelta | None:
-        """Take a request. A delta with an error comes back instead where it can never be served.
+    def sequences(self) -> Iterable[Sequence]:
+        """All that have not ended."""
+        return self._live.values()
+
+    @property
+    def num_swapped(self) -> int:
+        """Sequences whose blocks are in the host pool."""
+        return self._swapper.num_swapped
+
+    @property
+    def swap(self) -> SwapSpace | None:
+        """The host pool, if there is one."""
+        return self._swapper.space
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold no blocks yet, or none any more; those that wait for a leader included."""
+        return len(self._live) - len(self.running) - self._swapper.num_swapped
+
+    @property
+    def utilization(self) -> float:
+        """Computed tokens / slots of the blocks held, 0 to 1; 1 where none is held. A block of several holders counts once."""
+        slots = self.kv.pool.num_used * self.kv.block_size
+        size, empty = self.kv.block_size, 0.0
+        for sequence in self.running:
+            if blocks := sequence.table.blocks:
+                empty += (len(blocks) * size - sequence.num_computed) / blocks[-1].references
+        return 1.0 - empty / slots if slots else 1.0
+
+    def add(
+        self,
+        request: AddRequest,
+        *,
+        seed: int,
+        sibling_seeds: Iterable[int] = (),
+        scratch: dict[str, Any] | None = None,
+    ) -> TokenDelta | None:
+        """Take a request and its siblings, a seed for each. A delta with an error comes back instead where it can never be
+        served; it holds for the siblings too.
 
         scratch: what stages of the sampler know of it already.
         """
@@ -97,22 +115,35 @@ class Scheduler:
             return TokenDelta(
                 request_id=request.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=fault
             )
+        own = [(request.request_id, seed)]
+        own += [(sibling.request_id, other) for sibling, other in zip(request.siblings, sibling_seeds, strict=True)]
+        leader: Sequence | None = None
+        for index, (request_id, one) in enumerate(own):
+            sequence = self._sequence(request, request_id, one)
+            sequence.scratch.update(scratch or {})
+            self._live[request_id] = sequence
+            if leader is None or index % self.max_num_seqs == 0:
+                leader = sequence
+                self.waiting.push(sequence)
+            else:
+                sequence.leader = leader
+                leader.followers.append(sequence)
+        return None
+
+    def _sequence(self, request: AddRequest, request_id: str, seed: int) -> Sequence:
         params = request.params
-        room = self.max_model_len - len(request.prompt_token_ids)
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        sequence = Sequence(
+        self._order += 1
+        return Sequence(
             request,
+            request_id=request_id,
             table=self.kv.table(prefix_context(request.cache_salt)),
-            stop_ids=stop_ids,
+            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
             seed=seed,
-            max_tokens=room if params.max_tokens is None else params.max_tokens,
+            max_tokens=self.max_model_len - len(request.prompt_token_ids)
+            if params.max_tokens is None
+            else params.max_tokens,
             order=self._order,
         )
-        sequence.scratch.update(scratch or {})
-        self._order += 1
-        self._live[sequence.request_id] = sequence
-        self.waiting.push(sequence)
-        return None
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state it is and free its blocks now; False where it is not known."""
@@ -130,41 +161,50 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Choose what the next step computes and give it blocks."""
         plan = StepPlan()
-        self._make_way(now)
+        self._make_way(plan)
         if self._schedule_running(plan):
             self._schedule_waiting(plan, now)
         return plan
 
     def update(self, plan: StepPlan, tokens: list[int], extras: Extras | None = None) -> list[TokenDelta]:
         """Record a step's result: one token for each entry that samples, in order. What to tell the requests."""
-        extras = extras or Extras()
+        extras, finished = extras or Extras(), State.FINISHED
+        logprobs, prompt_logprobs = extras.logprobs, extras.prompt_logprobs
         deltas: list[TokenDelta] = []
         position = 0
         for number, entry in enumerate(plan.scheduled):
             sequence = entry.sequence
             place = position
             position += entry.samples
-            if sequence.state is State.FINISHED:
+            if number in prompt_logprobs:
+                sequence.prompt_logprobs += prompt_logprobs[number]
+            if sequence.state is finished:
                 continue
             sequence.num_computed = entry.start + entry.num_tokens
-            sequence.prompt_logprobs += extras.prompt_logprobs.get(number, ())
             if entry.samples:
-                deltas.append(self._append(sequence, tokens[place], extras, place))
+                token = tokens[place]
+                reason = sequence.append(token) if token != NO_TOKEN else FinishReason.ERROR
+                if reason is None and sequence.told and place not in logprobs:
+                    deltas.append(TokenDelta(request_id=sequence.request_id, token_ids=[token]))
+                else:
+                    deltas.append(self._delta(sequence, token, reason, extras, place))
         return deltas
 
-    def _append(self, sequence: Sequence, token: int, extras: Extras, place: int) -> TokenDelta:
-        first = sequence.num_generated == 0
-        if token == NO_TOKEN:
+    def _delta(
+        self, sequence: Sequence, token: int, reason: FinishReason | None, extras: Extras, place: int
+    ) -> TokenDelta:
+        """What is told with the first token of a sequence, and with its end."""
+        first = not sequence.told
+        sequence.told = True
+        if reason is not None:
             self._finish(sequence)
+        if reason is FinishReason.ERROR:
             return TokenDelta(
                 request_id=sequence.request_id,
                 token_ids=[],
-                finish_reason=FinishReason.ERROR,
+                finish_reason=reason,
                 error=extras.errors.get(place, NOT_FINITE),
             )
-        reason = sequence.append(token)
-        if reason is not None:
-            self._finish(sequence)
         queued = sequence.first_scheduled_s
         logprobs = extras.logprobs.get(place)
         return TokenDelta(
@@ -178,53 +218,56 @@ class Scheduler:
             prompt_logprobs=sequence.prompt_logprobs if first and sequence.params.prompt_logprobs is not None else None,
         )
 
-    def _make_way(self, now: float) -> None:
-        """Admit waiting sequences that outrank running ones, preempting these where a place or blocks are missing."""
+    def _make_way(self, plan: StepPlan) -> None:
+        """Preempt for the head of the queue where it outranks running sequences and lacks places or blocks."""
         head = self.waiting.head()
         while head is not None and self.running and self.waiting.outranks(head, self.running[-1]):
-            hits = self._find_prefix(head)
-            if self._fits(head, hits):
-                self._admit(self.waiting.pop(), now, hits)
-                head = self.waiting.head()
-            else:
-                self._preempt(self.running[-1])
+            if self._fits(head, self._find_prefix(head), spare=len(self.running)):
+                return
+            self._preempt(plan)
 
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Serve running sequences in their rank; False where one had to be preempted, so that nobody else may enter."""
-        running, budget = self.running, self.max_num_batched_tokens
+        running, budget, grow, copies = self.running, self.max_num_batched_tokens, self.kv.grow, plan.copies
         roomy = True
         index = 0
         while index < len(running) and plan.num_tokens < budget:
             sequence = running[index]
-            num_tokens = len(sequence.tokens) - sequence.num_computed
+            start = sequence.num_computed
+            num_tokens = len(sequence.tokens) - start
+            if num_tokens == 1 and start + 1 < sequence.table.own_until and start >= sequence.num_prompt:
+                plan.scheduled.append(Scheduled(sequence, start, 1, True))  # most of decoding: a slot is there
+                plan.num_tokens += 1
+                index += 1
+                continue
             if num_tokens > 1:
                 # A prompt leaves a token to each sequence behind it: decoding ones go on in every step.
                 left = budget - plan.num_tokens - (len(running) - index - 1)
                 num_tokens = min(num_tokens, self._chunk_limit(), max(left, 1))
-            while not self.kv.grow(sequence.table, sequence.tokens, sequence.num_computed + num_tokens):
+            while not grow(sequence.table, sequence.tokens, start, start + num_tokens, copies):
                 roomy = False
-                victim = running[-1]
-                self._preempt(victim)
-                if victim is sequence:
+                if self._preempt(plan) is sequence:
                     break
             else:
-                self._plan(plan, sequence, num_tokens)
-                index += 1
+                index += 1 + self._plan(plan, sequence, num_tokens)
         return roomy
 
     def _schedule_waiting(self, plan: StepPlan, now: float) -> None:
-        """Admit waiting sequences in the policy's order, while sequences, budget and blocks last."""
-        while plan.num_tokens < self.max_num_batched_tokens:
+        """Admit waiting sequences in the policy's order, while places, budget and blocks last."""
+        while plan.num_tokens < self.max_num_batched_tokens and len(self.running) < self.max_num_seqs:
             sequence = self.waiting.head()
-            if sequence is None or len(self.running) >= self.max_num_seqs:
+            if sequence is None:
                 return
             hits = self._find_prefix(sequence)
-            if not self._fits(sequence, hits):
+            urgent = self.running and self.waiting.outranks(sequence, self.running[-1])
+            # Each running sequence keeps a block to grow, or one would be preempted at once; that is right for an urgent one.
+            if not self._fits(sequence, hits, spare=0 if urgent else len(self.running)):
                 return
-            self._admit(self.waiting.pop(), now, hits)
-            missing = len(sequence.tokens) - sequence.num_computed
+            self._admit(plan, self.waiting.pop(), hits, now)
+            start = sequence.num_computed
+            missing = len(sequence.tokens) - start
             num_tokens = min(missing, self._chunk_limit(), self.max_num_batched_tokens - plan.num_tokens)
-            grown = self.kv.grow(sequence.table, sequence.tokens, sequence.num_computed + num_tokens)
+            grown = self.kv.grow(sequence.table, sequence.tokens, start, start + num_tokens, plan.copies)
             assert grown, "an admitted sequence fits the pool"
             self._plan(plan, sequence, num_tokens)
 
@@ -232,16 +275,24 @@ class Scheduler:
         """Blocks that are computed already; of no use to a prompt whose log probabilities are wanted."""
         return [] if sequence.missing_prompt_logprobs else self.kv.find_prefix(sequence.table, sequence.tokens)
 
-    def _fits(self, sequence: Sequence, hits: list[Block]) -> bool:
-        """Whether a waiting sequence may run: the whole of it fits, and each running one can grow, else it would be
-        preempted at once. Alone, any sequence may."""
+    def _fits(self, sequence: Sequence, hits: list[Block], *, spare: int) -> bool:
+        """Whether a waiting sequence may run, its followers with it: there are places, and blocks for the whole of it beside
+        `spare` ones. Alone, any sequence may."""
         if not self.running:
             return True
-        needed = self.kv.missing_blocks(hits, len(sequence.tokens) + 1) + len(self.running)
-        return len(self.running) < self.max_num_seqs and needed <= self.kv.pool.num_free
+        followers = len(sequence.followers)
+        taken = len(self.running) + sum(len(other.followers) for other in self.running)
+        if taken + 1 + followers > self.max_num_seqs:
+            return False
+        needed = self.kv.missing_blocks(hits, len(sequence.tokens) + 1) + followers
+        return needed + spare <= self.kv.pool.num_free
 
-    def _admit(self, sequence: Sequence, now: float, hits: list[Block]) -> None:
-        sequence.num_computed = num_found = self.kv.adopt(sequence.table, hits)
+    def _admit(self, plan: StepPlan, sequence: Sequence, hits: list[Block], now: float) -> None:
+        num_found = self.kv.adopt(sequence.table, hits)
+        if sequence.state is State.SWAPPED:
+            self._swapper.bring_back(plan, sequence, num_found)
+        else:
+            sequence.num_computed = num_found
         sequence.state = State.RUNNING
         if sequence.admitted is None:
             sequence.admitted = self._admitted
@@ -260,33 +311,74 @@ class Scheduler:
             return self._chunk
         return self.max_num_batched_tokens
 
-    @staticmethod
-    def _plan(plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
+    def _plan(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> int:
+        """Enter a sequence into the plan; how many followers it drew in behind it."""
         start = sequence.num_computed
-        plan.scheduled.append(Scheduled(sequence, start, num_tokens, start + num_tokens == len(sequence.tokens)))
+        end = start + num_tokens
+        samples = end == len(sequence.tokens)
+        plan.scheduled.append(Scheduled(sequence, start, num_tokens, samples))
         plan.num_tokens += num_tokens
-        plan.num_prompt_tokens += max(min(start + num_tokens, sequence.num_prompt) - start, 0)
+        if start < sequence.num_prompt:
+            plan.num_prompt_tokens += min(end, sequence.num_prompt) - start
+        return self._fork(plan, sequence) if samples and sequence.followers else 0
 
-    def _preempt(self, victim: Sequence) -> None:
-        self.running.remove(victim)
+    def _fork(self, plan: StepPlan, leader: Sequence) -> int:
+        """The leader's prompt is computed with this step: its followers share all of its blocks and draw from its logits."""
+        followers, leader.followers = leader.followers, []
+        end = len(leader.tokens)
+        for follower in followers:
+            self.kv.fork(leader.table, follower.table)
+            follower.leader, follower.state, follower.num_computed = None, State.RUNNING, end
+            follower.admitted, follower.num_cached = leader.admitted, leader.num_cached
+            follower.first_scheduled_s = leader.first_scheduled_s
+            follower.prompt_logprobs = leader.prompt_logprobs  # the same list: this step adds the rest
+            insort(self.running, follower, key=self.waiting.rank)  # right behind: its order is the next one
+            plan.scheduled.append(Scheduled(follower, end, 0, True))
+        self.counters.forks += len(followers)
+        return len(followers)
+
+    def _preempt(self, plan: StepPlan) -> Sequence:
+        """Take all blocks from the running sequence that is last in rank; which one that was."""
+        victim = self.running.pop()
+        if self._swapper.put_out(plan, victim):
+            victim.state = State.SWAPPED
+            self.counters.preemptions_swap += 1
+        else:
+            victim.state = State.WAITING
+            victim.num_computed = 0
+            self.counters.preemptions_recompute += 1
         self.kv.release(victim.table)
-        victim.num_computed = 0
         victim.num_preemptions += 1
-        victim.state = State.WAITING
-        self.counters.preemptions += 1
         self.waiting.push(victim)
+        return victim
 
     def _finish(self, sequence: Sequence) -> None:
-        if sequence.state is State.RUNNING:
+        if sequence.leader is not None:
+            sequence.leader.followers.remove(sequence)
+        elif sequence.state is State.RUNNING:
             self.running.remove(sequence)
         else:
             self.waiting.discard(sequence)
+        if sequence.state is State.SWAPPED:
+            self._swapper.drop(sequence)
         sequence.state = State.FINISHED
         self.kv.release(sequence.table)
         del self._live[sequence.request_id]
+        if sequence.followers:
+            self._succeed(sequence.followers)
+
+    def _succeed(self, followers: list[Sequence]) -> None:
+        """Their leader ended before its prompt was computed: the first of them leads."""
+        heir, *rest = followers
+        heir.leader, heir.followers = None, rest
+        for follower in rest:
+            follower.leader = heir
+        self.waiting.push(heir)
 
     def fault(self, request: AddRequest) -> str | None:
         """Why a request can never be served, with the numbers; None where it can."""
-        if request.request_id in self._live:
-            return f"request id {request.request_id!r} is already in use"
+        ids = [request.request_id, *(sibling.request_id for sibling in request.siblings)]
+        for request_id in ids:
+            if request_id in self._live or ids.count(request_id) > 1:
+                return f"request id {request_id!r} is already in use"
         return self._limits.fault(request)

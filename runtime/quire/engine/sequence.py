@@ -6,14 +6,16 @@ import enum
 from typing import Any
 
 from quire.kvcache.manager import BlockTable
+from quire.kvcache.pool import Block
 from quire.request import AddRequest, FinishReason, SamplingParams, TokenLogprobs
 
 
 class State(enum.Enum):
-    """WAITING holds no blocks; RUNNING may; FINISHED has given them back."""
+    """WAITING holds no blocks; RUNNING may; SWAPPED waits and holds blocks of the host pool; FINISHED has given them back."""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
+    SWAPPED = enum.auto()
     FINISHED = enum.auto()
 
 
@@ -22,12 +24,18 @@ class Sequence:
 
     num_computed counts tokens whose keys and values are in the cache; `len(tokens) - num_computed` are to be computed, one in
     plain decoding. The newest token is never computed yet.
+
+    followers: sequences of the same prompt that wait for this one, their leader, to compute it; they fork from it with its
+    first token. A follower is in no queue.
     """
 
     __slots__ = (
         "admitted",
         "arrival_s",
         "first_scheduled_s",
+        "followers",
+        "host_blocks",
+        "leader",
         "max_tokens",
         "num_cached",
         "num_computed",
@@ -45,19 +53,21 @@ class Sequence:
         "stop_ids",
         "table",
         "tokens",
+        "told",
     )
 
     def __init__(
         self,
         request: AddRequest,
         *,
+        request_id: str,
         table: BlockTable,
         stop_ids: frozenset[int],
         seed: int,
         max_tokens: int,
         order: int,
     ) -> None:
-        self.request_id = request.request_id
+        self.request_id = request_id
         self.params: SamplingParams = request.params
         self.tokens = list(request.prompt_token_ids)
         self.num_prompt = len(self.tokens)
@@ -73,7 +83,11 @@ class Sequence:
         self.admitted: int | None = None  # how many were admitted before its first admission
         self.first_scheduled_s: float | None = None
         self.state = State.WAITING
+        self.told = False  # whether a token of it was reported
         self.table = table
+        self.host_blocks: list[Block] = []
+        self.leader: Sequence | None = None
+        self.followers: list[Sequence] = []
         self.processors: tuple[int, ...] | None = None  # this and scratch belong to `engine.sampling`
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.scratch: dict[str, Any] = {}

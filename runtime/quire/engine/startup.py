@@ -16,7 +16,9 @@ import torch
 from quire import __version__
 from quire.config import EngineConfig
 from quire.engine import host
+from quire.engine.block_ops import measure_swap
 from quire.engine.core import EngineCore
+from quire.engine.costs import PreemptionCosts
 from quire.engine.determinism import difference
 from quire.engine.grammar.client import Grammars
 from quire.engine.grammar.gate import Gate
@@ -30,6 +32,7 @@ from quire.engine.sampling.processors import default_processors
 from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError, ModelError
 from quire.kvcache.manager import KVCacheManager
+from quire.kvcache.swap import SwapSpace
 from quire.models import loader
 from quire.models.executor import allocate_kv_pool
 from quire.models.source import resolve
@@ -84,6 +87,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             dtype_bytes=dtype.itemsize,
             kv_dtype_bytes=kv_dtype.itemsize,
             host=_available(device, config),
+            swap_host=None if device.type == "cpu" else host.memory(),
         )
         _log.info("%s", memory)
         _announce_length(config, description.max_model_len, memory)
@@ -91,6 +95,11 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         executor = loader.load(model, dtype, device, memory.max_model_len)
     with stages.stage("kv_pool"):
         pool = allocate_kv_pool(description, memory.num_blocks, config.block_size, kv_dtype, device)
+        swap_pool = None
+        if memory.num_swap_blocks:
+            swap_pool = allocate_kv_pool(
+                description, memory.num_swap_blocks, config.block_size, kv_dtype, torch.device("cpu")
+            )
         scheduler = Scheduler(
             KVCacheManager(memory.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching),
             max_num_seqs=config.max_num_seqs,
@@ -100,6 +109,8 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             eos_token_ids=description.eos_token_ids,
             policy=config.scheduler_policy,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
+            swap=SwapSpace(memory.num_swap_blocks) if swap_pool is not None else None,
+            costs=PreemptionCosts(0.0 if swap_pool is None else measure_swap(pool, swap_pool)),
         )
         grammars = Grammars(
             Settings(
@@ -114,6 +125,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             executor,
             pool,
             Sampler([*default_processors(), *load_processors(config.logits_processors), GrammarProcessor(grammars)]),
+            swap_pool=swap_pool,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -140,6 +152,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
             "block_size": str(config.block_size),
             "num_blocks": str(memory.num_blocks),
+            "num_swap_blocks": str(memory.num_swap_blocks),
             "max_model_len": str(memory.max_model_len),
             "cpu_threads": str(threads),
             "kernels": selection.kernels.NAME,

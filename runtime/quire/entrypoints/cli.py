@@ -1,4 +1,4 @@
-"""`quire`: serve, generate, pull, version.
+"""`quire`: serve, generate, pull, bench, version.
 
 Errors made on purpose end with one line, `quire: error: ...`, and no traceback: status 2 for a bad command line or
 configuration, 1 for everything else. Only light modules are imported here, `quire --help` answers at once.
@@ -95,6 +95,53 @@ def pull(
     from quire.entrypoints.pull import run
 
     run(name, to)
+
+
+bench = typer.Typer(
+    help="Measure parts of the engine, without a model; status 1 where a target is missed.", rich_markup_mode=None
+)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("scheduler")
+def bench_scheduler(
+    num_seqs: Annotated[
+        int, typer.Option("--num-seqs", metavar="N", min=1, max=4096, help="decoding requests in a step")
+    ] = 256,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=10, help="steps in each round")] = 400,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=1, help="rounds; the best one counts")] = 5,
+) -> None:
+    """Time the scheduler: a step of decoding requests, and the prefix look-up of a long prompt.
+
+    CPU time of one thread; the best round counts.
+    """
+    from quire.entrypoints.bench_scheduler import run
+
+    report = run(num_seqs=num_seqs, steps=steps, rounds=rounds)
+    print(report)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+@bench.command("kv")
+def bench_kv(
+    num_requests: Annotated[int, typer.Option("--requests", metavar="N", min=100, help="requests to serve")] = 1000,
+    num_blocks: Annotated[
+        int, typer.Option("--num-blocks", metavar="N", min=1024, help="KV blocks in the pool")
+    ] = 4096,
+    block_size: Annotated[
+        int, typer.Option("--block-size", metavar="N", min=1, max=256, help="token slots in a block")
+    ] = 16,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="of the lengths")] = 0,
+) -> None:
+    """Show how much of the KV blocks in use holds tokens, under full load with lengths as in chats.
+
+    The real scheduler and block pool serve made-up requests; there is no model.
+    """
+    from quire.entrypoints.bench_kv import run
+
+    report = run(num_requests=num_requests, num_blocks=num_blocks, block_size=block_size, seed=seed)
+    print(report)
+    raise typer.Exit(0 if report.passed else 1)
 
 
 @app.command()

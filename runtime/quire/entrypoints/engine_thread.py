@@ -18,7 +18,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.client import EngineClient
-from quire.entrypoints.requests import engine_requests
+from quire.entrypoints.requests import engine_request
 from quire.errors import EngineDeadError, QuireError, RequestError
 from quire.outputs import RequestOutput
 from quire.outputs.choice import Choice
@@ -167,8 +167,8 @@ class EngineThread:
         self._requests[state.request_id] = subscriber
         for choice in state.choices:
             self._choices[choice.request_id] = (subscriber, choice)
-        for request in engine_requests(state, priority=subscriber.priority, cache_salt=subscriber.cache_salt):
-            await self._client.add(request)
+        request = engine_request(state, priority=subscriber.priority, cache_salt=subscriber.cache_salt)
+        await self._client.add(request)
 
     async def _leave(self, subscriber: Subscriber) -> None:
         if self._requests.get(subscriber.state.request_id) is subscriber:

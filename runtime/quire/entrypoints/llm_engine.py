@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from quire.config import EngineConfig
 from quire.engine.startup import build
 from quire.entrypoints.engine_args import EngineArgs
-from quire.entrypoints.requests import Encoded, Prompt, encode, engine_requests, load_text, prepare
+from quire.entrypoints.requests import Encoded, Prompt, encode, engine_request, load_text, prepare
 from quire.errors import RequestError
 from quire.outputs import RequestOutput
 from quire.outputs.choice import Choice
@@ -60,18 +60,17 @@ class LLMEngine:
         if request_id in self._requests:
             raise RequestError(f"the request id {request_id!r} is already in use", param="request_id")
         state = self._prepare(request_id, prompt, params, kind)
-        requests = engine_requests(state, priority=priority, cache_salt=prompt.cache_salt)
-        if (fault := self.core.scheduler.fault(requests[0])) is not None:
+        request = engine_request(state, priority=priority, cache_salt=prompt.cache_salt)
+        if (fault := self.core.scheduler.fault(request)) is not None:
             raise RequestError(fault, param="prompt")
         self._requests[request_id] = state
-        for choice, request in zip(state.choices, requests, strict=True):
+        for choice in state.choices:
             self._choices[choice.request_id] = (state, choice)
-            self.core.add(request)
+        self.core.add(request)
 
     def fault(self, prompt: Encoded, params: SamplingParams) -> str | None:
         """Why a request could never be served; None where it can."""
-        [request, *_] = engine_requests(self._prepare("", prompt, params, None))
-        return self.core.scheduler.fault(request)
+        return self.core.scheduler.fault(engine_request(self._prepare("", prompt, params, None)))
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Forget requests and free their blocks now; no output follows. Unknown ids are ignored."""

@@ -14,7 +14,7 @@ import msgspec
 from quire.config import EngineConfig
 from quire.errors import RequestError
 from quire.models.source import resolve
-from quire.outputs.choice import choices_of
+from quire.outputs.choice import choices_of, requests_of
 from quire.outputs.state import RequestState
 from quire.request import AddRequest, RequestOutputKind, SamplingParams, checked_salt
 from quire.text import Tokenizer, load_tokenizer
@@ -110,20 +110,10 @@ def prepare(
     return RequestState(request_id, prompt.text, choices, params.output_kind if kind is None else kind)
 
 
-def engine_requests(state: RequestState, *, priority: int = 0, cache_salt: str | None = None) -> list[AddRequest]:
-    """What the engine gets: one request for each choice, arriving now."""
-    now = time.monotonic()
-    return [
-        AddRequest(
-            request_id=choice.request_id,
-            prompt_token_ids=choice.prompt_token_ids,
-            params=choice.params,
-            arrival_s=now,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
-        for choice in state.choices
-    ]
+def engine_request(state: RequestState, *, priority: int = 0, cache_salt: str | None = None) -> AddRequest:
+    """What the engine gets: one request whose siblings are the other choices, arriving now."""
+    [request] = requests_of(state.choices, arrival_s=time.monotonic(), priority=priority, cache_salt=cache_salt)
+    return request
 
 
 def _ids(given: Iterable[Any]) -> list[int]:

@@ -36,7 +36,7 @@ class BlockHasher:
         last = num_tokens // size
         if last <= first:
             return
-        raw = memoryview(array("I", tokens[first * size : last * size]).tobytes())
+        raw = array("I", tokens[first * size : last * size]).tobytes()
         previous, width = (keys[-1] if keys else root), 4 * size
         for begin in range(0, len(raw), width):
             previous = blake2b(previous + raw[begin : begin + width], digest_size=KEY_BYTES).digest()

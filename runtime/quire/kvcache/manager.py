@@ -12,12 +12,17 @@ from collections.abc import Sequence
 
 from quire.kvcache.hashing import BlockHasher
 from quire.kvcache.pool import Block, BlockPool
+from quire.kvcache.swap import Pairs
 
 
 class BlockTable:
-    """The blocks of one sequence in order, and the keys of its full blocks as far as they were needed."""
+    """The blocks of one sequence in order, and the keys of its full blocks as far as they were needed.
 
-    __slots__ = ("block_ids", "blocks", "keys", "num_published", "root")
+    own_until: a step that ends before this position needs no `grow`: the last block is this sequence's alone, and is not
+    filled yet.
+    """
+
+    __slots__ = ("block_ids", "blocks", "keys", "num_published", "own_until", "root")
 
     def __init__(self, root: bytes) -> None:
         self.root = root
@@ -25,6 +30,7 @@ class BlockTable:
         self.block_ids = array("i")
         self.keys: list[bytes] = []
         self.num_published = 0
+        self.own_until = 0
 
 
 class KVCacheManager:
@@ -51,13 +57,7 @@ class KVCacheManager:
             return []
         usable = len(tokens) - 1
         self._hasher.extend(table.keys, table.root, tokens, usable)
-        hits: list[Block] = []
-        for key in table.keys[: usable // self.block_size]:
-            block = self.pool.find(key)
-            if block is None:
-                break
-            hits.append(block)
-        return hits
+        return self.pool.find_chain(table.keys[: usable // self.block_size])
 
     def missing_blocks(self, hits: Sequence[Block], num_tokens: int) -> int:
         """Free blocks that a new sequence of num_tokens would use up, given its hits (free ones count too)."""
@@ -73,22 +73,48 @@ class KVCacheManager:
         table.num_published = len(hits)
         return len(hits) * self.block_size
 
-    def grow(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> bool:
-        """Make room for tokens[:num_tokens], all or nothing, and publish the blocks they fill."""
-        missing = -(-num_tokens // self.block_size) - len(table.blocks)
-        if missing > 0:
-            if missing > self.pool.num_free:
+    def fork(self, parent: BlockTable, child: BlockTable) -> None:
+        """Begin an empty table with all blocks of another one, the partly filled last one included."""
+        assert not child.blocks
+        for block in parent.blocks:
+            self.pool.hold(block)
+        child.blocks.extend(parent.blocks)
+        child.block_ids.extend(parent.block_ids)
+        child.keys[:] = parent.keys
+        child.num_published = parent.num_published
+        parent.own_until = child.own_until = 0
+
+    def grow(self, table: BlockTable, tokens: Sequence[int], start: int, end: int, copies: Pairs) -> bool:
+        """Make room for writing tokens[start:end], all or nothing, and publish the blocks they fill.
+
+        A block that others hold too is not written: the sequence gets one of its own, and the pair (from, to) is added to
+        copies. Only the block of tokens[start] can be one, as all later ones are new.
+        """
+        size, blocks = self.block_size, table.blocks
+        first, num_blocks = start // size, len(blocks)
+        missing = -(-end // size) - num_blocks
+        shared = first < num_blocks and blocks[first].references > 1
+        if missing > 0 or shared:
+            pool = self.pool
+            if max(missing, 0) + shared > pool.num_free:
                 return False
+            if shared:
+                own = pool.take()
+                copies.append((blocks[first].id, own.id))
+                pool.release((blocks[first],))
+                blocks[first] = own
+                table.block_ids[first] = own.id
             for _ in range(missing):
-                block = self.pool.take()
-                table.blocks.append(block)
+                block = pool.take()
+                blocks.append(block)
                 table.block_ids.append(block.id)
-        full = num_tokens // self.block_size
+        full = end // size
         if full > table.num_published and self.enable_prefix_caching:
-            self._hasher.extend(table.keys, table.root, tokens, num_tokens)
+            self._hasher.extend(table.keys, table.root, tokens, end)
             for index in range(table.num_published, full):
-                self.pool.publish(table.blocks[index], table.keys[index])
+                self.pool.publish(blocks[index], table.keys[index])
             table.num_published = full
+        table.own_until = len(blocks) * size
         return True
 
     def release(self, table: BlockTable) -> None:
@@ -97,3 +123,4 @@ class KVCacheManager:
         table.blocks.clear()
         del table.block_ids[:]
         table.num_published = 0
+        table.own_until = 0

@@ -7,7 +7,7 @@ again; they are taken last, least recently used first. Nothing here knows sequen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 
 class Block:
@@ -78,6 +78,11 @@ class BlockPool:
         """The block with this content, held or free."""
         return self._by_key.get(key)
 
+    def find_chain(self, keys: list[bytes]) -> list[Block]:
+        """The blocks with these contents, up to the first that is missing."""
+        found = list(map(self._by_key.get, keys))
+        return found[: found.index(None)] if None in found else found  # type: ignore[return-value]
+
     def publish(self, block: Block, key: bytes) -> None:
         """Let a held, full block be found. A second block with the same content stays unnamed."""
         assert block.references > 0 and block.key is None
@@ -92,9 +97,11 @@ class BlockPool:
         self._by_key.clear()
 
     def free_blocks(self) -> Iterator[Block]:
-        """Free blocks in the order in which they will be taken."""
+        """Free blocks in the order in which they will be taken; ends also where the list is broken."""
         block = self._sentinel.next
-        while block is not None and block is not self._sentinel:
+        for _ in range(self.num_blocks + 1):
+            if block is None or block is self._sentinel:
+                return
             yield block
             block = block.next
 
@@ -113,6 +120,33 @@ class BlockPool:
         if named != len(self._by_key):
             faults.append(f"{named} blocks carry keys, {len(self._by_key)} can be found")
         return faults
+
+    def check_holders(self, holders: Mapping[int, int]) -> list[str]:
+        """Blocks whose references differ from how many hold them; holders: by block id, absent is none."""
+        return [
+            f"block {block.id}: {block.references} references, but {holders.get(block.id, 0)} holders"
+            for block in self.blocks
+            if block.references != holders.get(block.id, 0)
+        ]
+
+    def rebuild(self, holders: Mapping[int, int]) -> None:
+        """Set references to what really holds blocks, and make the free list and the names anew from them."""
+        self._by_key = {key: block for key, block in self._by_key.items() if block.key == key}
+        self.num_free = 0
+        self._sentinel.previous = self._sentinel.next = self._sentinel
+        named: list[Block] = []
+        for block in self.blocks:
+            block.references = holders.get(block.id, 0)
+            block.previous = block.next = None
+            if block.key is not None and self._by_key.get(block.key) is not block:
+                block.key = None
+            if block.references == 0:
+                if block.key is None:
+                    self._link_before(self._sentinel, block)
+                else:
+                    named.append(block)
+        for block in named:
+            self._link_before(self._sentinel, block)
 
     def _link_before(self, place: Block, block: Block) -> None:
         before = place.previous

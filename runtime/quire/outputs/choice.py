@@ -10,7 +10,7 @@ import msgspec
 
 from quire.engine.seeds import nth_seed
 from quire.errors import RequestError
-from quire.request import FinishReason, SamplingParams, TokenDelta, TokenLogprobs
+from quire.request import AddRequest, FinishReason, SamplingParams, Sibling, TokenDelta, TokenLogprobs
 from quire.text import TextStream, Tokenizer
 
 
@@ -156,3 +156,24 @@ def kept(choices: Sequence[Choice]) -> list[Choice]:
             own = sorted(own, key=lambda choice: -choice.mean_logprob)[: own[0].keep]
         found += own
     return found
+
+
+def requests_of(
+    choices: Sequence[Choice], *, arrival_s: float, priority: int = 0, cache_salt: str | None = None
+) -> list[AddRequest]:
+    """What the engine gets for choices as `choices_of` makes them: a request for each prompt, its other choices as siblings."""
+    requests: list[AddRequest] = []
+    for _, same in itertools.groupby(choices, key=lambda choice: choice.prompt_index):
+        first, *others = same
+        requests.append(
+            AddRequest(
+                request_id=first.request_id,
+                prompt_token_ids=first.prompt_token_ids,
+                params=first.params,
+                arrival_s=arrival_s,
+                priority=priority,
+                cache_salt=cache_salt,
+                siblings=tuple(Sibling(request_id=other.request_id, seed=other.params.seed) for other in others),
+            )
+        )
+    return requests

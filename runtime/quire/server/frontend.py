@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager
 from quire.config import ServeConfig
 from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError
 from quire.metrics import EngineMetrics
-from quire.outputs.choice import Choice, choices_of
-from quire.request import AddRequest, EngineReady, FinishReason, SamplingParams, StepOutputs, StepStats
+from quire.outputs.choice import Choice, choices_of, requests_of
+from quire.request import EngineReady, FinishReason, SamplingParams, StepOutputs, StepStats
 from quire.server.engine import Engine
 from quire.server.jobs import Job
 from quire.text import Tokenizer
@@ -174,17 +174,8 @@ class Frontend:
             self._choices[choice.request_id] = (job, choice)
         self._idle.clear()
         try:
-            for choice in choices:
-                await engine.add(
-                    AddRequest(
-                        request_id=choice.request_id,
-                        prompt_token_ids=choice.prompt_token_ids,
-                        params=choice.params,
-                        arrival_s=job.arrival_s,
-                        priority=priority,
-                        cache_salt=cache_salt,
-                    )
-                )
+            for request in requests_of(choices, arrival_s=job.arrival_s, priority=priority, cache_salt=cache_salt):
+                await engine.add(request)
             yield job
         except OverloadedError as exc:
             self.metrics.dropped(exc.reason)

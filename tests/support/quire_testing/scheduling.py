@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
-from quire.engine.scheduler import Scheduler, StepPlan
-from quire.engine.sequence import Sequence
+from quire.engine import audit
+from quire.engine.plan import StepPlan
+from quire.engine.scheduler import Scheduler
+from quire.engine.sequence import Sequence, State
 from quire.kvcache.manager import KVCacheManager
-from quire.request import AddRequest, SamplingParams, TokenDelta
+from quire.kvcache.swap import SwapSpace
+from quire.request import AddRequest, SamplingParams, Sibling, TokenDelta
 from quire_testing.fake_runner import VOCAB, FakeRunner
 
 
@@ -20,6 +22,7 @@ def make_scheduler(
     budget: int = 16,
     max_model_len: int = 128,
     prefix_caching: bool = True,
+    num_swap_blocks: int = 0,
     **options: Any,
 ) -> Scheduler:
     """A scheduler over a small pool."""
@@ -29,6 +32,7 @@ def make_scheduler(
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         vocab_size=VOCAB,
+        swap=SwapSpace(num_swap_blocks) if num_swap_blocks else None,
         **options,
     )
 
@@ -41,6 +45,7 @@ def request(
     priority: int = 0,
     cache_salt: str | None = None,
     arrival_s: float = 0.0,
+    siblings: tuple[Sibling, ...] = (),
     **params: Any,
 ) -> AddRequest:
     """A greedy request."""
@@ -52,6 +57,7 @@ def request(
         arrival_s=arrival_s,
         priority=priority,
         cache_salt=cache_salt,
+        siblings=siblings,
     )
 
 
@@ -78,30 +84,39 @@ def drain(scheduler: Scheduler, runner: FakeRunner, limit: int = 1000) -> dict[s
     raise AssertionError(f"still at work after {limit} steps")
 
 
+def siblings(request_id: str, count: int) -> tuple[Sibling, ...]:
+    """`count` siblings of a request, with seeds 1 to count; the ids are request_id.1 and so on."""
+    return tuple(Sibling(request_id=f"{request_id}.{index}", seed=index) for index in range(1, count + 1))
+
+
+def add(scheduler: Scheduler, new: AddRequest, *, seed: int = 0) -> TokenDelta | None:
+    """Add a request with its siblings' own seeds."""
+    return scheduler.add(new, seed=seed, sibling_seeds=[sibling.seed or 0 for sibling in new.siblings])
+
+
 def live_sequences(scheduler: Scheduler) -> list[Sequence]:
     """Everything that is running or waiting."""
-    return [*scheduler.running, *scheduler.waiting]
+    return list(scheduler.sequences())
 
 
 def faults(scheduler: Scheduler) -> list[str]:
-    """Violated invariants of scheduler and pool together, in words."""
-    found = scheduler.kv.pool.check()
-    held = Counter(block.id for sequence in live_sequences(scheduler) for block in sequence.table.blocks)
-    for block in scheduler.kv.pool.blocks:
-        if block.references != held[block.id]:
-            found.append(f"block {block.id}: {block.references} references, but {held[block.id]} holders")
-    for sequence in live_sequences(scheduler):
-        table = sequence.table
-        if list(table.block_ids) != [block.id for block in table.blocks]:
-            found.append(f"{sequence.request_id}: block ids differ from blocks")
-        if len(table.blocks) * scheduler.kv.block_size < sequence.num_computed:
-            found.append(f"{sequence.request_id}: fewer slots than computed tokens")
-    found += [f"{s.request_id} waits but holds blocks" for s in scheduler.waiting if s.table.blocks]
+    """Violated invariants of scheduler and pools together, in words."""
+    found = audit.faults(scheduler)
     ranks = [scheduler.waiting.rank(sequence) for sequence in scheduler.running]
     if ranks != sorted(ranks):
         found.append("running sequences are out of rank")
-    if len(scheduler.running) > scheduler.max_num_seqs:
-        found.append(f"{len(scheduler.running)} sequences run, more than {scheduler.max_num_seqs}")
+    places = len(scheduler.running) + sum(len(sequence.followers) for sequence in scheduler.running)
+    if places > scheduler.max_num_seqs:
+        found.append(f"{places} places are taken, more than {scheduler.max_num_seqs}")
+    queued = [*scheduler.waiting, *(follower for leader in scheduler.sequences() for follower in leader.followers)]
     if len(scheduler.waiting) != len(list(scheduler.waiting)):
         found.append("the waiting queue miscounts")
+    if len(queued) != scheduler.num_waiting + scheduler.num_swapped:
+        found.append(f"{len(queued)} sequences queue, {scheduler.num_waiting} and {scheduler.num_swapped} are counted")
+    if len(queued) + len(scheduler.running) != len(live_sequences(scheduler)):
+        found.append("a sequence is in no queue")
+    if scheduler.num_swapped != sum(sequence.state is State.SWAPPED for sequence in scheduler.sequences()):
+        found.append("swapped sequences are miscounted")
+    if not 0.0 <= scheduler.utilization <= 1.0:
+        found.append(f"the utilisation is {scheduler.utilization}")
     return found

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from quire.request import SamplingParams
+from quire.engine.core import EngineCore
+from quire.request import AddRequest, SamplingParams, Sibling
 from quire_testing.cores import generate, make_core
 from quire_testing.tiny_llama import VOCAB, greedy, make_model, save_folder, save_gguf
 
@@ -139,3 +141,48 @@ def test_each_token_of_a_seeded_answer_is_drawn_anew(folder: Path) -> None:
     params = SamplingParams(temperature=100.0, max_tokens=30, seed=1, ignore_eos=True)
     (answer,) = generate(make_core(folder), [[5]], params)
     assert len(set(answer)) > 20
+
+
+def test_swapped_sequences_go_on_exactly(folder: Path, expected: list[list[int]]) -> None:
+    core = make_core(folder, num_blocks=45, block_size=8, max_num_batched_tokens=24, max_num_seqs=7, swap_space="8Mi")
+    core.scheduler.costs.compute_s_per_token = 1e9  # recomputing is never cheaper
+    assert generate(core, prompts_for(12), GREEDY, every=3) == expected
+    assert core.scheduler.counters.preemptions_swap > 0
+    assert core.scheduler.swap is not None
+    assert core.scheduler.swap.pool.num_used == 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"enable_prefix_caching": False}, {"swap_space": "8Mi"}], ids=str)
+def test_siblings_answer_as_separate_requests_do(folder: Path, changes: dict[str, Any]) -> None:
+    """n = 4: seeded answers of one request are those of four, in a crowded pool with preemption too."""
+    params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=30, seed=5, ignore_eos=True)
+    prompts = prompts_for(5)
+    alone = [
+        [generate(make_core(folder), [prompt], msgspec.structs.replace(params, seed=seed))[0] for seed in (5, 6, 7, 8)]
+        for prompt in prompts
+    ]
+    assert len({tuple(answer) for answers in alone for answer in answers}) == 20
+    core = make_core(folder, num_blocks=40, block_size=8, max_num_batched_tokens=32, max_num_seqs=8, **changes)
+    assert families(core, prompts, params) == alone
+    assert core.scheduler.counters.forks == 15
+    assert core.scheduler.counters.preemptions > 0
+    assert (core.scheduler.counters.preemptions_swap > 0) == ("swap_space" in changes)
+
+
+def families(core: EngineCore, prompts: list[list[int]], params: SamplingParams) -> list[list[list[int]]]:
+    """Answers of one request for each prompt, with three siblings each."""
+    for index, prompt in enumerate(prompts):
+        others = tuple(
+            Sibling(request_id=f"{index}-{number}", seed=(params.seed or 0) + number) for number in (1, 2, 3)
+        )
+        core.add(
+            AddRequest(request_id=f"{index}-0", prompt_token_ids=prompt, params=params, arrival_s=0.0, siblings=others)
+        )
+    answers: list[list[list[int]]] = [[[] for _ in range(4)] for _ in prompts]
+    while core.has_work:
+        for delta in core.step().deltas:
+            assert delta.error is None, delta.error
+            index, number = map(int, delta.request_id.split("-"))
+            answers[index][number] += delta.token_ids
+    assert core.scheduler.kv.pool.num_used == 0
+    return answers

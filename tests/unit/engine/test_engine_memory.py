@@ -29,15 +29,16 @@ SMOL = DecoderDescription(
 )
 
 
-def planned(mib: int, *, limited: bool = True, **config: object) -> MemoryPlan:
+def planned(mib: int, *, limited: bool = True, apart_mib: int | None = None, **config: object) -> MemoryPlan:
     memory = HostMemory(available=mib * MIB, limited=limited, limit=(mib + 300) * MIB)
+    apart = None if apart_mib is None else HostMemory(available=apart_mib * MIB, limited=False, limit=apart_mib * MIB)
     settings = EngineConfig(model="smol", **config)  # type: ignore[arg-type]
-    return plan(SMOL, settings, dtype_bytes=4, kv_dtype_bytes=4, host=memory)
+    return plan(SMOL, settings, dtype_bytes=4, kv_dtype_bytes=4, host=memory, swap_host=apart)
 
 
-def refused(mib: int, *, limited: bool = True, **config: object) -> str:
+def refused(mib: int, *, limited: bool = True, apart_mib: int | None = None, **config: object) -> str:
     with pytest.raises(ModelError) as caught:
-        planned(mib, limited=limited, **config)
+        planned(mib, limited=limited, apart_mib=apart_mib, **config)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -98,3 +99,41 @@ def test_explicit_pools() -> None:
     assert "is less than one KV block (720.0 KiB); raise it" in refused(4000, kv_cache_memory="1Ki")
     message = refused(4000, num_blocks=10, max_model_len=1000)
     assert message.endswith("--max-model-len 160 fits, and so does --num-blocks 63")
+
+
+def test_swap_space_shares_the_memory_of_a_cpu() -> None:
+    without, result = planned(4000), planned(4000, swap_space="512Mi")
+    assert without.swap == without.num_swap_blocks == 0
+    block = result.kv_pool // result.num_blocks
+    assert result.num_swap_blocks == 512 * MIB // block
+    assert result.swap == result.num_swap_blocks * block
+    assert result.total == result.weights + result.activations + result.kv_pool + result.swap <= 0.9 * 4000 * MIB
+    assert without.num_blocks - result.num_blocks == pytest.approx(result.num_swap_blocks, abs=1)
+    assert f" + swap 512 MiB ({result.num_swap_blocks} blocks) = " in str(result)
+    assert "swap" not in str(without)
+
+
+def test_swap_space_of_a_gpu_lies_in_the_hosts_memory() -> None:
+    result = planned(4000, apart_mib=2000, swap_space="512Mi")
+    assert result.num_blocks == planned(4000).num_blocks
+    assert result.total == result.weights + result.activations + result.kv_pool
+    assert str(result).endswith(
+        f"of 4,000 MiB available, and swap 512 MiB ({result.num_swap_blocks} blocks) of the host's memory"
+    )
+    message = refused(4000, apart_mib=500, swap_space="512Mi")
+    assert message == "--swap-space 512Mi does not fit: of the host's memory 450 MiB are left; --swap-space 450Mi fits"
+
+
+def test_swap_space_that_does_not_fit() -> None:
+    message = refused(2000, swap_space="4Gi")
+    fits = re.search(r"--swap-space (\d+Mi) fits", message).group(1)  # type: ignore[union-attr]
+    assert planned(2000, swap_space=fits).num_blocks >= 1
+    assert "after weights, activations and one KV block" in message
+    message = refused(2000, swap_space="1Ki")
+    assert message == "--swap-space 1Ki is less than one KV block (720.0 KiB); raise it, or leave it out"
+    message = refused(2000, swap_space="512Mi", num_blocks=100_000)
+    assert "after weights and activations and --swap-space 512Mi" in message
+    blocks = int(re.search(r"--num-blocks (\d+) fits", message).group(1))  # type: ignore[union-attr]
+    assert planned(2000, swap_space="512Mi", num_blocks=blocks).num_blocks == blocks
+    assert refused(500, swap_space="512Mi").startswith("smol does not fit the memory: weights 621 MiB")
+    assert planned(4000, swap_space="0").num_swap_blocks == 0

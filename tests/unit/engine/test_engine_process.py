@@ -178,6 +178,53 @@ async def test_a_step_that_fails_ends_the_engine_with_its_cause(
     await client.close()
 
 
+async def test_a_leak_is_healed_when_idle_and_the_engine_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'quire.engine.process' in sys.orig_argv:\n"
+        "    from quire.engine.scheduler import Scheduler\n"
+        "    finish = Scheduler._finish\n"
+        "    def leaking(self, sequence):\n"
+        "        finish(self, sequence)\n"
+        "        if sequence.request_id == 'leak':\n"
+        "            self.kv.pool.take()\n"
+        "    Scheduler._finish = leaking\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    client = await EngineClient.start(config(folder), deadline_s=DEADLINE_S, log_level="error")
+    await client.add(request("leak", [1, 2, 3]))
+    used: list[int] = []
+    async with asyncio.timeout(30):
+        async for step in client.outputs():
+            used.append(step.stats.num_blocks_used)
+            if step.stats.kv_faults:
+                break
+    assert used[-2:] == [1, 0], "the block is lost until the first idle moment"
+    assert step.stats.kv_faults == 1
+    await client.add(request("next", [4]))
+    assert (await first(client, "next")).stats.kv_faults == 1
+    await client.close()
+    assert "the KV cache's books do not balance (1 faults, healed)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_server_that_closes_its_sockets_ends_the_engine(
+    folder: Path, busy: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client = await EngineClient.start(config(folder), deadline_s=DEADLINE_S, log_level="error")
+    assert client._exited is not None
+    if busy:
+        await client.add(request("long", [1], max_tokens=500))
+        await first(client, "long")
+    client._context.destroy(linger=0)
+    assert await asyncio.wait_for(client._exited, 5) == 1
+    *_, last = capfd.readouterr().err.strip().splitlines()
+    assert last.endswith("the server closed its socket and did not say why; the engine ends too")
+    await client.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [

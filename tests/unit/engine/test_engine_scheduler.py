@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quire.engine.scheduler import NO_TOKEN, Scheduler, StepPlan
+from quire.engine.plan import StepPlan
+from quire.engine.results import NO_TOKEN
+from quire.engine.scheduler import Scheduler
 from quire.request import FinishReason, TokenDelta
 from quire_testing.fake_runner import VOCAB, FakeRunner, answer
 from quire_testing.scheduling import drain, faults, make_scheduler, request, shape, step
@@ -171,7 +173,7 @@ def test_abort_frees_blocks_at_once(when: str) -> None:
             step(scheduler, runner)
     if when == "preempted":
         step(scheduler, runner)
-        scheduler._preempt(scheduler.running[0])
+        scheduler._preempt(StepPlan())
     plan = scheduler.schedule(0.0) if when == "in flight" else StepPlan()
     tokens = runner.run(plan)
     assert scheduler.abort(target)

@@ -1,4 +1,5 @@
-"""Scheduler and pool under random requests, steps and aborts: nothing leaks, nothing starves, every answer is right."""
+"""Scheduler and pools under random requests, forks, swaps, priorities and aborts: nothing leaks, nothing starves, each request
+ends exactly once, every answer is right."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from quire.engine.costs import PreemptionCosts
+from quire.engine.policy import POLICIES
 from quire.request import FinishReason
 from quire_testing.fake_runner import VOCAB, FakeRunner, answer
-from quire_testing.scheduling import faults, live_sequences, make_scheduler, request
+from quire_testing.scheduling import add, faults, live_sequences, make_scheduler, request, siblings
 
 PREFIXES = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 11, 12, 13, 14], [], [21] * 12]
 
@@ -22,8 +25,23 @@ class Serving(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         budget=st.integers(1, 24),
         prefix_caching=st.booleans(),
+        policy=st.sampled_from(sorted(POLICIES)),
+        threshold=st.sampled_from([0, 0, 1, 3]),
+        num_swap_blocks=st.sampled_from([0, 3, 8, 40]),
+        swap_s_per_block=st.sampled_from([0.0, 0.4, 1.0, 3.0]),
     )
-    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, prefix_caching: bool) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        budget: int,
+        prefix_caching: bool,
+        policy: str,
+        threshold: int,
+        num_swap_blocks: int,
+        swap_s_per_block: float,
+    ) -> None:
         self.scheduler = make_scheduler(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -31,8 +49,13 @@ class Serving(RuleBasedStateMachine):
             budget=budget,
             prefix_caching=prefix_caching,
             eos_token_ids=(0,),
+            policy=policy,
+            long_prefill_token_threshold=threshold,
+            num_swap_blocks=num_swap_blocks,
+            # with a second a token, some sequences are cheaper to swap and others to compute again
+            costs=PreemptionCosts(swap_s_per_block, 1.0),
         )
-        self.runner = FakeRunner(num_blocks, block_size)
+        self.runner = FakeRunner(num_blocks, block_size, num_swap_blocks)
         self.budget = budget
         self.expected: dict[str, list[int]] = {}
         self.got: dict[str, list[int]] = {}
@@ -46,12 +69,35 @@ class Serving(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         ignore_eos=st.booleans(),
         stop=st.sets(st.integers(0, VOCAB - 1), max_size=2),
+        priority=st.integers(0, 2),
+        salt=st.sampled_from([None, None, "tenant"]),
+        num_siblings=st.sampled_from([0, 0, 1, 2, 7]),
     )
-    def add(self, prefix: list[int], tail: list[int], max_tokens: int, ignore_eos: bool, stop: set[int]) -> None:
+    def add(
+        self,
+        prefix: list[int],
+        tail: list[int],
+        max_tokens: int,
+        ignore_eos: bool,
+        stop: set[int],
+        priority: int,
+        salt: str | None,
+        num_siblings: int,
+    ) -> None:
         prompt, name = prefix + tail, f"r{self.count}"
         self.count += 1
-        new = request(name, prompt, max_tokens, ignore_eos=ignore_eos, stop_token_ids=tuple(stop))
-        refusal = self.scheduler.add(new, seed=0)
+        new = request(
+            name,
+            prompt,
+            max_tokens,
+            ignore_eos=ignore_eos,
+            stop_token_ids=tuple(stop),
+            priority=priority,
+            cache_salt=salt,
+            arrival_s=self.now,
+            siblings=siblings(name, num_siblings),
+        )
+        refusal = add(self.scheduler, new)
         kv = self.scheduler.kv
         impossible = (
             not prompt
@@ -62,29 +108,40 @@ class Serving(RuleBasedStateMachine):
         if refusal is not None:
             assert refusal.finish_reason is FinishReason.ERROR
             assert refusal.error
-        else:
-            stop_ids = frozenset(stop) | (frozenset() if ignore_eos else frozenset({0}))
-            self.expected[name] = answer(prompt, max_tokens, stop_ids)
-            self.got[name] = []
+            return
+        stop_ids = frozenset(stop) | (frozenset() if ignore_eos else frozenset({0}))
+        for one, seed in [(name, 0), *((sibling.request_id, sibling.seed or 0) for sibling in new.siblings)]:
+            self.expected[one] = answer(prompt, max_tokens, stop_ids, seed=seed)
+            self.got[one] = []
 
     @rule(data=st.data(), aborted_in_flight=st.integers(0, 2))
     def step(self, data: st.DataObject, aborted_in_flight: int) -> None:
+        self._step(data, aborted_in_flight)
+
+    def _step(self, data: st.DataObject | None = None, aborted_in_flight: int = 0) -> None:
         self.now += 1.0
-        before = {s.request_id: (s.num_computed, len(s.tokens)) for s in live_sequences(self.scheduler)}
-        plan = self.scheduler.schedule(self.now)
+        scheduler = self.scheduler
+        before = sorted(sequence.request_id for sequence in live_sequences(scheduler))
+        first = scheduler.running[0] if scheduler.running else None
+        passed = first is not None and any(scheduler.waiting.outranks(other, first) for other in scheduler.waiting)
+        computed = first.num_computed if first is not None else 0
+        plan = scheduler.schedule(self.now)
         assert plan.num_tokens == sum(entry.num_tokens for entry in plan.scheduled) <= self.budget
-        assert all(entry.num_tokens > 0 for entry in plan.scheduled)
+        assert all(entry.num_tokens > 0 or entry.sequence.num_generated == 0 for entry in plan.scheduled)
         assert len({entry.sequence.request_id for entry in plan.scheduled}) == len(plan.scheduled)
         assert bool(plan.scheduled) == bool(before), "a step with work must compute something"
         tokens = self.runner.run(plan)
-        for _ in range(min(aborted_in_flight, len(before))):
-            self._abort(data.draw(st.sampled_from(sorted(before))))
-        for delta in self.scheduler.update(plan, tokens):
+        if data is not None:
+            for _ in range(min(aborted_in_flight, len(before))):
+                self._abort(data.draw(st.sampled_from(before)))
+        for delta in scheduler.update(plan, tokens):
             assert delta.request_id not in self.ended, "a delta after the end"
             self.got[delta.request_id] += delta.token_ids
             if delta.finish_reason is not None:
                 self.ended.add(delta.request_id)
                 assert self.got[delta.request_id] == self.expected[delta.request_id]
+        if first is not None and not passed and first.request_id not in self.ended:
+            assert first.num_computed > computed, "the first in rank did not advance"
 
     @precondition(lambda self: len(self.got) > len(self.ended))
     @rule(data=st.data())
@@ -112,23 +169,18 @@ class Serving(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        # the oldest running sequence advances in every step, so this bound holds whatever is preempted
+        # the first in rank advances in every step, so this bound holds whatever is preempted
         pending = live_sequences(self.scheduler)
         bound = sum(len(s.tokens) + s.max_tokens for s in pending) + len(pending) + 1
-        steps = 0
-        while self.scheduler.has_work:
-            plan = self.scheduler.schedule(self.now)
-            for delta in self.scheduler.update(plan, self.runner.run(plan)):
-                self.got[delta.request_id] += delta.token_ids
-                if delta.finish_reason is not None:
-                    assert delta.request_id not in self.ended
-                    self.ended.add(delta.request_id)
-                    assert self.got[delta.request_id] == self.expected[delta.request_id]
+        for _ in range(bound):
+            if not self.scheduler.has_work:
+                break
+            self._step()
             assert faults(self.scheduler) == []
-            steps += 1
-            assert steps <= bound, "no progress"
+        assert not self.scheduler.has_work, "no progress"
         assert self.ended == set(self.got)
         assert self.scheduler.kv.pool.num_used == 0
+        assert self.scheduler.swap is None or self.scheduler.swap.pool.num_used == 0
         assert faults(self.scheduler) == []
 
 

@@ -12,8 +12,8 @@ from quire.kvcache.manager import BlockTable, KVCacheManager
 def filled(kv: KVCacheManager, tokens: list[int], context: bytes = b"") -> BlockTable:
     """A table that went through the pool like a sequence of these tokens."""
     table = kv.table(context)
-    kv.adopt(table, kv.find_prefix(table, tokens))
-    assert kv.grow(table, tokens, len(tokens))
+    start = kv.adopt(table, kv.find_prefix(table, tokens))
+    assert kv.grow(table, tokens, start, len(tokens), [])
     return table
 
 
@@ -24,9 +24,9 @@ def hits(kv: KVCacheManager, tokens: list[int], context: bytes = b"") -> int:
 def test_grow_is_all_or_nothing() -> None:
     kv = KVCacheManager(3, 4)
     table = filled(kv, list(range(8)))
-    assert not kv.grow(table, list(range(17)), 17)
+    assert not kv.grow(table, list(range(17)), 8, 17, [])
     assert (len(table.blocks), kv.pool.num_free) == (2, 1)
-    assert kv.grow(table, list(range(12)), 12)
+    assert kv.grow(table, list(range(12)), 8, 12, [])
     assert kv.pool.num_free == 0
     kv.release(table)
     assert kv.pool.num_free == 3
