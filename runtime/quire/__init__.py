@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.entrypoints.async_engine import AsyncLLM, AsyncLLMEngine
+    from quire.entrypoints.beam import BeamSearchOutput, BeamSearchParams
     from quire.entrypoints.engine_args import AsyncEngineArgs, EngineArgs
     from quire.entrypoints.llm import LLM
     from quire.entrypoints.llm_engine import LLMEngine
@@ -24,6 +25,8 @@ __all__ = [
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",
@@ -41,6 +44,8 @@ _HOMES = {
     "AsyncLLM": "quire.entrypoints.async_engine",
     "AsyncLLMEngine": "quire.entrypoints.async_engine",
     "AsyncEngineArgs": "quire.entrypoints.engine_args",
+    "BeamSearchOutput": "quire.entrypoints.beam",
+    "BeamSearchParams": "quire.entrypoints.beam",
     "CompletionOutput": "quire.outputs",
     "EngineArgs": "quire.entrypoints.engine_args",
     "LLMEngine": "quire.entrypoints.llm_engine",

@@ -62,7 +62,7 @@ class AsyncLLMEngine:
         params = (sampling_params or SamplingParams()).clone()
         encoded = await self._encode(prompt)
         name = self._thread.new_id() if request_id is None else request_id
-        state = prepare(name, encoded, params, self._tokenizer, max_model_len=self.ready.max_model_len)
+        state = prepare(name, encoded, params, self._tokenizer, self.ready)
         subscriber = Subscriber(state, priority=priority, cache_salt=encoded.cache_salt)
         try:
             await self._thread.submit(subscriber)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import DEFAULT_MODEL, EngineConfig
+from quire.entrypoints import beam_search
+from quire.entrypoints.beam import BeamSearchOutput, BeamSearchParams
 from quire.entrypoints.engine_args import EngineArgs
 from quire.entrypoints.interrupts import held_interrupts
 from quire.entrypoints.llm_engine import LLMEngine
@@ -145,6 +147,31 @@ class LLM:
             return Encoded(text, token_ids)
 
         return self._run(list(chat), render, sampling_params, use_tqdm, None)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best answers to each prompt, best first; `quire.entrypoints.beam` says what best means.
+
+        concurrency_limit: prompts that are searched at a time; default: as many as fill the engine's batch. Raises RequestError as
+        `generate` does.
+        """
+        _refuse_adapter(lora_request)
+        tokenizer, step, items = self.get_tokenizer(), SamplingParams(max_tokens=1), as_list(prompts)
+        encoded = [
+            self._checked(i, len(items), lambda prompt: encode(prompt, tokenizer), item, step)
+            for i, item in enumerate(items)
+        ]
+        most = max(self.config.max_num_seqs // params.beam_width, 1)
+        with progress(len(items), use_tqdm) as advance:
+            return beam_search.run(
+                self.llm_engine, encoded, params, self._ids, advance, concurrency=concurrency_limit or most
+            )
 
     def _run(
         self,

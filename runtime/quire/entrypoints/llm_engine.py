@@ -129,4 +129,4 @@ class LLMEngine:
     def _prepare(
         self, request_id: str, prompt: Encoded, params: SamplingParams, kind: RequestOutputKind | None
     ) -> RequestState:
-        return prepare(request_id, prompt, params, self.tokenizer, max_model_len=self.ready.max_model_len, kind=kind)
+        return prepare(request_id, prompt, params, self.tokenizer, self.ready, kind=kind)

@@ -16,7 +16,7 @@ from quire.errors import RequestError
 from quire.models.source import resolve
 from quire.outputs.choice import choices_of, requests_of
 from quire.outputs.state import RequestState
-from quire.request import AddRequest, RequestOutputKind, SamplingParams, checked_salt
+from quire.request import AddRequest, EngineReady, RequestOutputKind, SamplingParams, checked_salt
 from quire.text import Tokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)
@@ -93,17 +93,20 @@ def prepare(
     prompt: Encoded,
     params: SamplingParams,
     tokenizer: Tokenizer,
+    ready: EngineReady,
     *,
-    max_model_len: int,
     kind: RequestOutputKind | None = None,
 ) -> RequestState:
-    """The state of a new request. kind: what its outputs hold; default: what params say.
+    """The state of a new request. ready: the engine's bounds. kind: what its outputs hold; default: what params say.
 
-    An answer ends at the model's length at the latest, however large max_tokens is (finish reason `length`).
+    An answer ends at the model's length at the latest, however large max_tokens is (finish reason `length`). Raises
+    RequestError where parameters name token ids that the model does not have.
     """
-    token_ids = params.truncated(prompt.token_ids, max_model_len)
-    room = max(max_model_len - len(token_ids), 1)
+    params.check_ids(ready.vocab_size)
+    token_ids = params.truncated(prompt.token_ids, ready.max_model_len)
+    room = max(ready.max_model_len - len(token_ids), 1)
     resolved = tokenizer.resolve(params, room=room)
+    resolved.check_ids(ready.vocab_size, stops=False)
     if resolved.max_tokens is not None and resolved.max_tokens > room:
         resolved = msgspec.structs.replace(resolved, max_tokens=room)
     choices = choices_of(request_id, token_ids, resolved, tokenizer, stops=tokenizer.names_of_stops(params))

@@ -105,6 +105,21 @@ def test_bad_arguments(llm: LLM) -> None:
         llm.generate("a", params)
 
 
+@pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
+def test_token_ids_that_the_model_does_not_have_never_reach_it(llm: LLM, field: str) -> None:
+    params = GREEDY.clone()
+    setattr(params, field, {300: 1.0} if field == "logit_bias" else (300,))
+    with pytest.raises(RequestError, match=f"{field} must be token ids between 0 and 299, got 300"):
+        llm.generate(["a", "b"], params)
+
+
+def test_a_prompt_is_cut_where_that_is_asked_for(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, truncate_prompt_tokens=3, ignore_eos=True)
+    [result] = llm.generate([[9] * 300 + [5, 6, 7]], params)
+    assert result.prompt_token_ids == [5, 6, 7]
+    assert result.outputs[0].token_ids == greedy_ids([5, 6, 7], 4)
+
+
 def test_no_prompts_no_answers(llm: LLM) -> None:
     assert llm.generate([]) == []
     assert llm.generate([], []) == []
