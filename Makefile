@@ -23,10 +23,9 @@ help: ## list the targets
 	  /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ## Run it
-.PHONY: demo serve
+.PHONY: demo stack-demo serve
 demo: python ## a local cluster, the chart, a model in pods, and its answer through the router
-	@$(MAKE) -s -j2 setup tools
-	@$(E2E) stack demo
+	@$(MAKE) -s -j2 tools stack-demo
 serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=…, ARGS="--flag value")
 	@$(PY) -m quire.entrypoints.cli serve $(MODEL) --host=127.0.0.1 $(ARGS)
 
@@ -70,7 +69,9 @@ model: setup # the embedded model, once, in the model cache
 .PHONY: images tools cluster-up cluster-down cluster-status cluster-load
 images: setup ## build the runtime and operator images (docker, podman or buildah)
 	@$(E2E) images build runtime operator
-tools: # the cluster's programs; needs no package, so they compile while pip waits for the network
+stack-demo: setup # waits for what `tools` is still compiling
+	@$(E2E) stack demo
+tools: # the cluster's programs; they need no package, so they compile while pip waits for the network, then beside the images
 	@PYTHONPATH=e2e $(PYTHON) -m cluster.programs
 cluster-up: setup ## a local Kubernetes from real components (or KUBECONFIG, or kind)
 	@$(E2E) cluster up $(ARGS)
