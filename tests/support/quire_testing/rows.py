@@ -22,6 +22,14 @@ def make_row(
 ) -> Sequence:
     """A sequence about to draw its token number `position`; `generated` gives the tokens before it."""
     request = AddRequest(request_id="row", prompt_token_ids=list(prompt), params=params, arrival_s=0.0)
-    row = Sequence(request, table=_KV.table(), stop_ids=frozenset(stop_ids), seed=seed, max_tokens=1 << 20, order=0)
+    row = Sequence(
+        request,
+        request_id="row",
+        table=_KV.table(),
+        stop_ids=frozenset(stop_ids),
+        seed=seed,
+        max_tokens=1 << 20,
+        order=0,
+    )
     row.tokens += [0] * position if generated is None else list(generated)
     return row
