@@ -156,15 +156,18 @@ def rope(query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
     _kernels(query).rope(query, key, positions, cos, sin)
 
 
+def _half_as_wide(gate_up: Tensor) -> Tensor:
+    *rows, columns = gate_up.shape or (0,)  # what is no matrix is refused by the kernel
+    return torch.empty((*rows, columns // 2), dtype=gate_up.dtype, device=gate_up.device)
+
+
 def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """silu(gate) * up, computed in float32 and rounded once.
 
     gate_up  [T, 2I]  the gates, then the ups
     out      [T, I]   type of gate_up. Allocated when None
     """
-    if out is None:
-        *rows, columns = gate_up.shape or (0,)  # what is no matrix is refused below
-        out = torch.empty((*rows, columns // 2), dtype=gate_up.dtype, device=gate_up.device)
+    out = _half_as_wide(gate_up) if out is None else out
     _kernels(gate_up).silu_mul(gate_up, out)
     return out
 
@@ -175,9 +178,7 @@ def gelu_tanh_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     gate_up  [T, 2I]  the gates, then the ups
     out      [T, I]   type of gate_up. Allocated when None
     """
-    if out is None:
-        *rows, columns = gate_up.shape or (0,)  # what is no matrix is refused below
-        out = torch.empty((*rows, columns // 2), dtype=gate_up.dtype, device=gate_up.device)
+    out = _half_as_wide(gate_up) if out is None else out
     _kernels(gate_up).gelu_tanh_mul(gate_up, out)
     return out
 
