@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.entrypoints.async_engine import AsyncLLM, AsyncLLMEngine
-    from quire.entrypoints.beam import BeamSearchOutput, BeamSearchParams
-    from quire.entrypoints.engine_args import AsyncEngineArgs, EngineArgs
-    from quire.entrypoints.llm import LLM
-    from quire.entrypoints.llm_engine import LLMEngine
-    from quire.entrypoints.requests import TextPrompt, TokensPrompt
+    from quire.api.async_engine import AsyncLLM, AsyncLLMEngine
+    from quire.api.beam import BeamSearchOutput, BeamSearchParams
+    from quire.api.engine_args import AsyncEngineArgs, EngineArgs
+    from quire.api.llm import LLM
+    from quire.api.llm_engine import LLMEngine
+    from quire.api.requests import TextPrompt, TokensPrompt
     from quire.outputs import CompletionOutput, RequestOutput
     from quire.request import RequestOutputKind, SamplingParams
     from quire.structured import StructuredOutputsParams
@@ -40,21 +40,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "quire.entrypoints.llm",
-    "AsyncLLM": "quire.entrypoints.async_engine",
-    "AsyncLLMEngine": "quire.entrypoints.async_engine",
-    "AsyncEngineArgs": "quire.entrypoints.engine_args",
-    "BeamSearchOutput": "quire.entrypoints.beam",
-    "BeamSearchParams": "quire.entrypoints.beam",
+    "LLM": "quire.api.llm",
+    "AsyncLLM": "quire.api.async_engine",
+    "AsyncLLMEngine": "quire.api.async_engine",
+    "AsyncEngineArgs": "quire.api.engine_args",
+    "BeamSearchOutput": "quire.api.beam",
+    "BeamSearchParams": "quire.api.beam",
     "CompletionOutput": "quire.outputs",
-    "EngineArgs": "quire.entrypoints.engine_args",
-    "LLMEngine": "quire.entrypoints.llm_engine",
+    "EngineArgs": "quire.api.engine_args",
+    "LLMEngine": "quire.api.llm_engine",
     "RequestOutput": "quire.outputs",
     "RequestOutputKind": "quire.request",
     "SamplingParams": "quire.request",
     "StructuredOutputsParams": "quire.structured",
-    "TextPrompt": "quire.entrypoints.requests",
-    "TokensPrompt": "quire.entrypoints.requests",
+    "TextPrompt": "quire.api.requests",
+    "TokensPrompt": "quire.api.requests",
 }
 
 

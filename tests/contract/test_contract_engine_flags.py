@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from operator_kit import owner
 from quire.config import ServeConfig, load
-from quire.entrypoints.flags import flag_names
+from quire.config.describe import flag_names
 from quire_operator.api import OPERATOR_OWNED_FLAGS, Engine, seconds
 from quire_operator.resources.args import flag_name, serve_args
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config import EngineConfig, ServeConfig, bound_of, flag_of, kind_of, load, parse_bytes, variable_of
+from quire.config import EngineConfig, ServeConfig, load, parse_bytes
+from quire.config.describe import bound_of, flag_of, kind_of, variable_of
 from quire.errors import ConfigError
 
 

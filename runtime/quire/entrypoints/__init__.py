@@ -1,4 +1,4 @@
-"""The doors: the command line (`cli` and one module per command) and the Python API (`llm`).
+"""The command line: `cli`, and one module per command.
 
 `cli` imports nothing heavy; every command imports what it needs when it runs.
 """

@@ -14,31 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.config import ALIASES, EngineConfig, ServeConfig, bound_of, choices_of, flag_of, kind_of
+from quire.config import EngineConfig, ServeConfig
+from quire.config.describe import bound_of, choices_of, description, flag_names, kind_of, metavar
 
 BOOLEAN_WORDS = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
-_METAVARS = {"int": "N", "float": "X", "size": "SIZE", "text": "TEXT", "list": "TEXT", "bool": "true|false"}
 _ARGUMENT = "model"
-
-
-def flag_names(name: str) -> list[str]:
-    """All spellings of a field's flag, the usual one first."""
-    return [flag_of(name), *(flag_of(alias) for alias, field in ALIASES.items() if field == name)]
-
-
-def description(cls: type[EngineConfig], name: str) -> str:
-    """Meaning, bound and default of a field, in one line."""
-    field, kind = cls.model_fields[name], kind_of(cls, name)
-    bound = f"; {bound_of(cls, name)}" if kind in ("int", "float") else ""
-    default = field.default
-    shown = "" if default in (None, ()) else f" [{str(default).lower() if kind == 'bool' else default}]"
-    return f"{field.description}{bound}{shown}"
-
-
-def metavar(cls: type[EngineConfig], name: str) -> str:
-    """How help calls the value."""
-    kind = kind_of(cls, name)
-    return "|".join(choices_of(cls, name)) if kind == "choice" else _METAVARS[kind]
 
 
 def normalise(arguments: Sequence[str], cls: type[EngineConfig]) -> list[str]:
@@ -119,7 +99,7 @@ REFERENCE_HEAD = """# Configuration
 <!-- Made from the code by `python -m quire.entrypoints.flags > docs/configuration.md`; a test fails when it is stale. -->
 
 `quire serve [MODEL] --flag=value ...`, and the flags of the engine also for `quire generate`. Every field is written once, in
-`runtime/quire/config.py`, and has four mechanical spellings:
+`runtime/quire/config/fields.py`, and has four mechanical spellings:
 
 | where | spelling of `max_num_seqs` |
 |---|---|

@@ -6,9 +6,9 @@ import sys
 import time
 from typing import Any
 
+from quire.api.llm_engine import LLMEngine
+from quire.api.requests import load_text
 from quire.config import EngineConfig
-from quire.entrypoints.llm_engine import LLMEngine
-from quire.entrypoints.requests import load_text
 from quire.errors import RequestError
 from quire.logs import set_up_logging
 from quire.request import RequestOutputKind, SamplingParams

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from quire import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, RequestOutput, RequestOutputKind, SamplingParams
-from quire.entrypoints import engine_thread
+from quire.api import engine_thread
 from quire.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from tiny_api import greedy_ids, tiny_folder
 

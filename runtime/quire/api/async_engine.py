@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Iterable
 from types import TracebackType
 from typing import Any, Self
 
+from quire.api.engine_args import EngineArgs
+from quire.api.engine_thread import EngineThread, Subscriber
+from quire.api.requests import Encoded, Prompt, encode, load_text, prepare
 from quire.config import EngineConfig
-from quire.entrypoints.engine_args import EngineArgs
-from quire.entrypoints.engine_thread import EngineThread, Subscriber
-from quire.entrypoints.requests import Encoded, Prompt, encode, load_text, prepare
 from quire.errors import EngineDeadError, RequestError
 from quire.outputs import RequestOutput
 from quire.request import EngineReady, SamplingParams, StepStats

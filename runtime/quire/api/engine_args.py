@@ -13,8 +13,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from quire.config import ALIASES, EngineConfig, kind_of, load
-from quire.entrypoints.flags import description, flag_names
+from quire.config import ALIASES, EngineConfig, load
+from quire.config.describe import description, flag_names, kind_of
 from quire.errors import ConfigError
 
 _log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from quire.api.requests import engine_request
 from quire.config import EngineConfig
 from quire.engine.client import EngineClient
-from quire.entrypoints.requests import engine_request
 from quire.errors import EngineDeadError, QuireError, RequestError
 from quire.outputs import RequestOutput
 from quire.outputs.choice import Choice

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from quire.api.engine_args import EngineArgs
+from quire.api.requests import Encoded, Prompt, encode, engine_request, load_text, prepare
 from quire.config import EngineConfig
 from quire.engine.startup import build
-from quire.entrypoints.engine_args import EngineArgs
-from quire.entrypoints.requests import Encoded, Prompt, encode, engine_request, load_text, prepare
 from quire.errors import RequestError
 from quire.outputs import RequestOutput
 from quire.outputs.choice import Choice

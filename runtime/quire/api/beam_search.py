@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from quire.entrypoints.beam import BeamSearch, BeamSearchOutput, BeamSearchParams
-from quire.entrypoints.interrupts import held_interrupts
-from quire.entrypoints.llm_engine import LLMEngine
-from quire.entrypoints.requests import Encoded
+from quire.api.beam import BeamSearch, BeamSearchOutput, BeamSearchParams
+from quire.api.interrupts import held_interrupts
+from quire.api.llm_engine import LLMEngine
+from quire.api.requests import Encoded
 from quire.errors import RequestError
 from quire.outputs import RequestOutput
 from quire.request import RequestOutputKind, SamplingParams

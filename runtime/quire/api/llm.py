@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quire.api import beam_search
+from quire.api.beam import BeamSearchOutput, BeamSearchParams
+from quire.api.engine_args import EngineArgs
+from quire.api.interrupts import held_interrupts
+from quire.api.llm_engine import LLMEngine
+from quire.api.progress import progress
+from quire.api.requests import Encoded, Prompt, as_list, encode
 from quire.config import DEFAULT_MODEL, EngineConfig
-from quire.entrypoints import beam_search
-from quire.entrypoints.beam import BeamSearchOutput, BeamSearchParams
-from quire.entrypoints.engine_args import EngineArgs
-from quire.entrypoints.interrupts import held_interrupts
-from quire.entrypoints.llm_engine import LLMEngine
-from quire.entrypoints.progress import progress
-from quire.entrypoints.requests import Encoded, Prompt, as_list, encode
 from quire.errors import RequestError
 from quire.outputs import RequestOutput
 from quire.request import EngineReady, RequestOutputKind, SamplingParams, checked_priority
@@ -156,7 +156,7 @@ class LLM:
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The `beam_width` best answers to each prompt, best first; `quire.entrypoints.beam` says what best means.
+        """The `beam_width` best answers to each prompt, best first; `quire.api.beam` says what best means.
 
         concurrency_limit: prompts that are searched at a time; default: as many as fill the engine's batch. Raises RequestError as
         `generate` does.

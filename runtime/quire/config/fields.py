@@ -1,0 +1,156 @@
+"""The fields: each written once with type, bound, default, unit and meaning."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from quire.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2"
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+SIZE_BOUND = "a size such as 512Mi or 4Gi"
+
+
+def _checked_size(text: str) -> str:
+    try:
+        parse_bytes(text, flag="size")
+    except ConfigError as exc:
+        raise ValueError(str(exc)) from None
+    return text
+
+
+Size = Annotated[str, AfterValidator(_checked_size)]
+"""Bytes with a unit; `parse_bytes` reads it."""
+
+
+class EngineConfig(BaseModel):
+    """What the engine needs to load a model and run steps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str = Field(
+        DEFAULT_MODEL,
+        min_length=1,
+        description="a Hugging Face folder, a .gguf file, a hub id (org/name), or a bundled name such as smollm2",
+    )
+    tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer; default: the model's own")
+    revision: str = Field("main", min_length=1, description="git revision of a hub model")
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        "auto", description="whose code computes the model; auto takes transformers where there is no native one"
+    )
+    trust_remote_code: bool = Field(
+        False, description="run Python code that comes with a model of no known architecture; read it before"
+    )
+    device: Device = Field(
+        "auto", description="where the model runs; auto takes CUDA where there is a GPU, else the CPU"
+    )
+    dtype: DType = Field("auto", description="type of weights and activations; auto follows checkpoint and device")
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="type of the KV cache; auto is dtype"
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="tokens of prompt plus answer at most; default: what the model was made for"
+    )
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences in one step at most")
+    max_num_batched_tokens: int = Field(
+        # A step must stay short: others wait for it, and the heartbeat of liveness with them (2048 tokens take 5 to 9 s on 2 CPUs).
+        512,
+        ge=1,
+        le=1 << 20,
+        description="token budget of one step; long prompts are computed in chunks of it",
+    )
+    block_size: int = Field(16, ge=1, le=256, description="token slots in one KV block")
+    num_blocks: int | None = Field(
+        None,
+        ge=1,
+        description="KV blocks in the pool; default: what the memory allows (kv_cache_memory, gpu_memory_utilization)",
+    )
+    kv_cache_memory: Size | None = Field(
+        None, description="memory of the KV pool on a CPU, as 512Mi or 4Gi; default: from the container's memory limit"
+    )
+    swap_space: Size | None = Field(
+        None,
+        description="host memory for the KV blocks of preempted sequences, as 4Gi; default: none, they are computed again",
+    )
+    gpu_memory_utilization: float = Field(
+        0.90, gt=0.0, le=1.0, description="share of the GPU's memory for weights, activations and KV pool together"
+    )
+    enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
+    scheduler_policy: Literal["fcfs", "priority", "sjf"] = Field(
+        "fcfs",
+        description="order of waiting requests: arrival, the requests' priority, or shortest prompt first (with ageing)",
+    )
+    long_prefill_token_threshold: int = Field(
+        # Measured on one core, SmolLM2-135M: a chunk of 256 takes 1.1 s and of 512 2.4 s, at the same cost a token; one of 128 costs
+        # a fifth more a token.
+        256,
+        ge=0,
+        description="tokens of one prompt in a step at most while other sequences decode, so that their tokens keep coming; 0 is no limit",
+    )
+    tensor_parallel_size: int = Field(1, ge=1, le=1, description="GPUs that share each layer; only 1 for now")
+    pipeline_parallel_size: int = Field(1, ge=1, le=1, description="groups of layers on different GPUs; only 1 for now")
+    deterministic: bool = Field(
+        False,
+        description="check at the start that a greedy request gets the same bits whatever else runs, and refuse to start where it "
+        "does not; on a CPU this holds without the flag, at no cost",
+    )
+    logits_processors: tuple[str, ...] = Field(
+        (), description="entry points of quire.logits_processors that requests pass through (repeat the flag)"
+    )
+    seed: int = Field(0, ge=0, description="seed of requests that bring none")
+    cpu_threads: int | None = Field(
+        None, ge=1, le=1024, description="threads of the CPU back end; default: the container's CPU quota"
+    )
+
+
+class ServeConfig(EngineConfig):
+    """What `quire serve` needs besides."""
+
+    served_model_name: tuple[str, ...] = Field(
+        (), description="names that requests may use (repeat the flag); default: the model's own"
+    )
+    host: str = Field("0.0.0.0", description="address to listen on")
+    port: int = Field(8000, ge=1, le=65535, description="port to listen on")
+    chat_template: str | None = Field(None, description="file with a jinja chat template; default: the model's own")
+    max_queue_size: int = Field(1024, ge=0, description="requests that may wait; beyond it 503 with Retry-After")
+    queue_timeout: float = Field(300.0, gt=0, description="seconds a request may wait before 503")
+    drain_timeout: float = Field(
+        60.0,
+        ge=0,
+        description="seconds that running requests may go on after SIGTERM; the pod's grace period must be longer",
+    )
+    load_timeout: float = Field(1800.0, gt=0, description="seconds that finding and loading the model may take")
+    liveness_timeout: float = Field(
+        30.0, gt=0, description="seconds without a sign of life from a working engine until /health/live fails"
+    )
+    max_body_size: Size = Field("16Mi", description="largest accepted request body; beyond it 413")
+    api_key: tuple[str, ...] = Field(
+        (), description="keys of which a request must bring one as bearer token (repeat the flag); default: none needed"
+    )
+    metric_namespace: str = Field(
+        "quire", pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", description="prefix of all metric names"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+
+    def engine(self) -> EngineConfig:
+        """The part that goes to the engine process."""
+        return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
+
+
+ALIASES: dict[str, str] = {"max_seq_len": "max_model_len"}
+"""Other names users know; accepted wherever the field is."""
+
+
+def parse_bytes(text: str, *, flag: str) -> int:
+    """`512Mi`, `4Gi`, `1G`, `1048576` to bytes; raises ConfigError that names the flag."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki)?", text.strip())
+    if match is None or match[2] == "ki":
+        raise ConfigError(f"{flag} must be {SIZE_BOUND}, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
