@@ -150,7 +150,8 @@ def _check_go(tool: Tool) -> None:
 
 
 def _go_environment() -> dict[str, str]:
-    return {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"}
+    # GOGC: the compiler's own garbage collection is an eighth of the compiling (329 s of CPU instead of 375 for client-go).
+    return {"GOGC": "400", **os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"}
 
 
 def _build(tool: Tool, target: Path, progress: Progress) -> None:
