@@ -30,7 +30,7 @@ serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=â
 	@$(PY) -m quire.entrypoints.cli serve $(MODEL) --host=127.0.0.1 $(ARGS)
 
 ## Work on it
-.PHONY: setup lint format check test test-unit e2e bench manifests
+.PHONY: setup lint format check test test-unit e2e bench bench-peers bench-check manifests
 setup: $(STAMP) ## the virtual environment .venv with all three packages and the tools
 $(STAMP): $(INSTALL_INPUTS) | python
 	@echo "==> virtual environment and packages (about a minute; the PyPI build of torch takes 5 GB)"
@@ -57,6 +57,10 @@ test: ## everything: lint, unit, contract and end-to-end tests
 	@$(MAKE) e2e
 bench: setup model ## micro benchmarks of the kernels on this machine
 	@$(PY) benchmarks/kernels.py
+bench-peers: setup model ## Quire beside llama.cpp and vLLM on the same work, in turn (ARGS="--work=w2 --lane=quire"; an hour the first time)
+	@PYTHONPATH=benchmarks $(PY) -m peers $(ARGS)
+bench-check: setup model ## did a change make it slower? ratios to yardsticks, measured in pairs
+	@$(PY) benchmarks/check.py $(ARGS)
 manifests: setup ## generate the CRD, its copy in the chart and both references
 	@PYTHONPATH=operator $(PY) -m quire_operator.crd
 	@PYTHONPATH=runtime $(PY) -m quire.entrypoints.flags > docs/configuration.md

@@ -12,7 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def progress(total: int, show: bool | Callable[..., Any]) -> Iterator[Callable[[], None]]:
+def progress(
+    total: int, show: bool | Callable[..., Any] = True, *, label: str = "prompts"
+) -> Iterator[Callable[[], None]]:
     """Gives the function that counts one more. show: whether at all, or what makes a bar (called as tqdm is)."""
     if callable(show):
         bar = show(total=total, desc="Processed prompts")
@@ -24,7 +26,7 @@ def progress(total: int, show: bool | Callable[..., Any]) -> Iterator[Callable[[
     if not (show and sys.stderr.isatty()):
         yield lambda: None
         return
-    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("prompts", total=total)
+        task = shown.add_task(label, total=total)
         yield lambda: shown.advance(task)

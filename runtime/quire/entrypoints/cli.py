@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-import typer.core
 
 from quire.config import EngineConfig, ServeConfig, load
-from quire.entrypoints.flags import normalise, with_flags
+from quire.entrypoints.bench import bench
+from quire.entrypoints.command import add_command
 from quire.errors import ConfigError, QuireError, RequestError
 
 app = typer.Typer(
@@ -31,12 +31,6 @@ app = typer.Typer(
 
 _UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a command line it cannot read; it exports only this subclass."""
-
-NOTES = (
-    "Values in brackets are defaults. Write --flag=value; a boolean also works alone or as --no-flag. Every flag is also a "
-    "variable (--max-num-seqs is QUIRE_MAX_NUM_SEQS) and a field of the --config file (max_num_seqs); a flag wins over a "
-    "variable, a variable over the file. Sizes are bytes, or 512Mi, 4Gi, 1G."
-)
 
 
 def _serve(*, given: dict[str, Any], config_file: Path | None) -> None:
@@ -97,53 +91,6 @@ def pull(
     run(name, to)
 
 
-bench = typer.Typer(
-    help="Measure parts of the engine, without a model; status 1 where a target is missed.", rich_markup_mode=None
-)
-app.add_typer(bench, name="bench")
-
-
-@bench.command("scheduler")
-def bench_scheduler(
-    num_seqs: Annotated[
-        int, typer.Option("--num-seqs", metavar="N", min=1, max=4096, help="decoding requests in a step")
-    ] = 256,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=10, help="steps in each round")] = 400,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=1, help="rounds; the best one counts")] = 5,
-) -> None:
-    """Time the scheduler: a step of decoding requests, and the prefix look-up of a long prompt.
-
-    CPU time of one thread; the best round counts.
-    """
-    from quire.entrypoints.bench_scheduler import run
-
-    report = run(num_seqs=num_seqs, steps=steps, rounds=rounds)
-    print(report)
-    raise typer.Exit(0 if report.passed else 1)
-
-
-@bench.command("kv")
-def bench_kv(
-    num_requests: Annotated[int, typer.Option("--requests", metavar="N", min=100, help="requests to serve")] = 1000,
-    num_blocks: Annotated[
-        int, typer.Option("--num-blocks", metavar="N", min=1024, help="KV blocks in the pool")
-    ] = 4096,
-    block_size: Annotated[
-        int, typer.Option("--block-size", metavar="N", min=1, max=256, help="token slots in a block")
-    ] = 16,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="of the lengths")] = 0,
-) -> None:
-    """Show how much of the KV blocks in use holds tokens, under full load with lengths as in chats.
-
-    The real scheduler and block pool serve made-up requests; there is no model.
-    """
-    from quire.entrypoints.bench_kv import run
-
-    report = run(num_requests=num_requests, num_blocks=num_blocks, block_size=block_size, seed=seed)
-    print(report)
-    raise typer.Exit(0 if report.passed else 1)
-
-
 @app.command()
 def version() -> None:
     """Print the version."""
@@ -152,33 +99,9 @@ def version() -> None:
     print(quire.__version__)
 
 
-def _command(cls: type[EngineConfig], name: str, function: Any, *, skip: frozenset[str] = frozenset()) -> None:
-    class Command(typer.core.TyperCommand):
-        """Gives booleans without a value one, before anything else looks at the arguments."""
-
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            return super().parse_args(ctx, normalise(args, cls))
-
-        def format_options(self, ctx: Any, formatter: Any) -> None:
-            """One section per group of flags, the command's own first."""
-            sections: dict[str, list[tuple[str, str]]] = {}
-            for parameter in self.get_params(ctx):
-                if (record := parameter.get_help_record(ctx)) is not None:
-                    group = getattr(parameter, "rich_help_panel", None)
-                    title = "Arguments" if parameter.param_type_name == "argument" else group or "Options"
-                    sections.setdefault(title, []).append(record)
-            for title, records in sections.items():
-                with formatter.section(title):
-                    formatter.write_dl(records, col_max=28)
-            formatter.write_paragraph()
-            with formatter.indentation():
-                formatter.write_text(NOTES)
-
-    app.command(name, cls=Command)(with_flags(cls, function, skip=skip))
-
-
-_command(ServeConfig, "serve", _serve)
-_command(EngineConfig, "generate", _generate)
+add_command(app, ServeConfig, "serve", _serve)
+add_command(app, EngineConfig, "generate", _generate)
+app.add_typer(bench, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

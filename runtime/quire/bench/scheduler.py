@@ -83,12 +83,12 @@ def run(*, num_seqs: int = 256, steps: int = 400, rounds: int = 5) -> Report:
     decode_us: dict[bool, float] = {}
     for caching in (True, False):
         prompt_us[caching] = min(_prefill_us(caching) for _ in range(rounds))
-        decode_us[caching] = min(_decode(caching, num_seqs, steps)[0].median for _ in range(rounds)) * 1e3 / num_seqs
+        decode_us[caching] = min(_decode(caching, num_seqs, steps).median for _ in range(rounds)) * 1e3 / num_seqs
     hit, miss = _lookups(rounds * 10)
-    step = min((_decode(True, num_seqs, steps)[0] for _ in range(rounds)), key=lambda times: times.median)
+    times = min((_decode(True, num_seqs, steps) for _ in range(rounds)), key=lambda times: times.median)
     return Report(
         num_seqs=num_seqs,
-        step=step,
+        step=times,
         lookup_hit=hit,
         lookup_miss=miss,
         caching_prompt_us=max(prompt_us[True] - prompt_us[False], 0.0),
@@ -96,17 +96,22 @@ def run(*, num_seqs: int = 256, steps: int = 400, rounds: int = 5) -> Report:
     )
 
 
-def _decode(caching: bool, num_seqs: int, steps: int) -> tuple[Times, Scheduler]:
-    """Schedule and update of num_seqs decoding sequences, prompts of 100 to 355 tokens."""
+def decoding(caching: bool, num_seqs: int, steps: int) -> Scheduler:
+    """A scheduler with num_seqs sequences that decode for `steps` more steps; prompts of 100 to 355 tokens."""
     scheduler = _scheduler(
         num_blocks=num_seqs * (400 + steps) // BLOCK_SIZE + num_seqs, num_seqs=num_seqs, caching=caching
     )
     for index in range(num_seqs):
         _add(scheduler, str(index), _prompt(index, 100 + index % 256), max_tokens=steps + 100)
     while any(s.num_generated == 0 for s in scheduler.running) or len(scheduler.waiting):
-        _step(scheduler)
-    times = [_timed(lambda: _step(scheduler)) for _ in range(steps)]
-    return _times(times), scheduler
+        step(scheduler)
+    return scheduler
+
+
+def _decode(caching: bool, num_seqs: int, steps: int) -> Times:
+    """Schedule and update of num_seqs decoding sequences."""
+    scheduler = decoding(caching, num_seqs, steps)
+    return _times([_timed(lambda: step(scheduler)) for _ in range(steps)])
 
 
 def _prefill_us(caching: bool, num_prompts: int = 64, length: int = 2048) -> float:
@@ -117,7 +122,7 @@ def _prefill_us(caching: bool, num_prompts: int = 64, length: int = 2048) -> flo
 
     def drain() -> None:
         while scheduler.has_work:
-            _step(scheduler)
+            step(scheduler)
 
     return _timed(drain) * 1e6 / (num_prompts * length)
 
@@ -150,7 +155,8 @@ def _add(scheduler: Scheduler, request_id: str, prompt: list[int], *, max_tokens
     assert refusal is None, refusal
 
 
-def _step(scheduler: Scheduler) -> None:
+def step(scheduler: Scheduler) -> None:
+    """One step in which every sequence that samples gets the same token."""
     plan = scheduler.schedule(0.0)
     scheduler.update(plan, [7] * sum(entry.samples for entry in plan.scheduled))
 

@@ -11,8 +11,8 @@ import random
 import statistics
 from dataclasses import dataclass
 
+from quire.bench.scheduler import verdict
 from quire.engine.scheduler import Scheduler
-from quire.entrypoints.bench_scheduler import verdict
 from quire.errors import ConfigError
 from quire.kvcache.manager import KVCacheManager
 from quire.request import AddRequest, SamplingParams

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from quire.entrypoints import bench_kv, bench_scheduler
+from quire.bench import kv as bench_kv
+from quire.bench import scheduler as bench_scheduler
 from quire.entrypoints.cli import main
 from quire.errors import ConfigError
 

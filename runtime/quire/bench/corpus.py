@@ -1,0 +1,36 @@
+"""Plain English for prompts: what matters is that it is tokenised as text is, and that answers to it are text."""
+
+from __future__ import annotations
+
+SENTENCES = (
+    "A ferry leaves the northern pier every twenty minutes until the fog comes in.",
+    "The baker weighs the salt before the water, because salt is what he once forgot.",
+    "Compilers read programs more patiently than people do, and complain more often.",
+    "If a rope is cut into three pieces of equal length, how many cuts were made?",
+    "Our train stopped between two fields for an hour, and nobody came to say why.",
+    "Copper carries current well; glass carries light better than either carries sound.",
+    "She kept the receipts in a shoe box, sorted by month, and the months by colour.",
+    "In 1911 the village had one telephone, and it stood in the post office.",
+    "Rain that falls on the eastern slope reaches a different ocean than rain in the west.",
+    "def mean(values): return sum(values) / len(values)  # fails for an empty list",
+    "Nobody could remember who had planted the walnut tree behind the school.",
+    "The committee will meet on Thursday at 9:30, unless the heating fails again.",
+    "Moss grows where the roof is never dry, and that is mostly in the north.",
+    "Please write down what you saw, what you expected, and what you did in between.",
+    "A good map leaves out most of what is there, and never says so.",
+    "The orchestra tuned for so long that some of the audience applauded.",
+    "Seven times eight is fifty-six, which is one more than he had counted.",
+    "Old harbours silt up slowly; new ones are dredged before anyone notices.",
+    '"That clock is right twice a day," my uncle said, "and both times I am asleep."',
+    "Lentils need no soaking, chickpeas do, and beans must boil for ten minutes at least.",
+    "When the lamp went out, three of the four students kept on writing.",
+    "Tides follow the moon, prices follow the tides, and the fishermen follow both.",
+    "The lighthouse keeper painted his door a red that ships took for a signal.",
+    "What a bridge carries is mostly the bridge itself.",
+    "From the summit we could see two countries, and the weather of a third.",
+    "Return the book by the end of the month, or renew it at the desk on the left.",
+    "Bats hear the shape of a room; people hear only that it is empty.",
+    "A letter posted on Monday arrives on Wednesday, except when it does not.",
+    "The recipe asks for an oven at 180 degrees and for a patience that it does not mention.",
+    "Every winter the lake freezes from the edges, and every spring it thaws from there.",
+)
