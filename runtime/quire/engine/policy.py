@@ -60,8 +60,11 @@ class Policy(ABC):
         return heapq.heappop(self._heap)[1]
 
     def discard(self, sequence: Sequence) -> None:
-        """A waiting sequence has ended (its state says so)."""
+        """A waiting sequence has ended (its state says so). Ended ones stay in the heap while they are fewer than the others."""
         self._size -= 1
+        if len(self._heap) > 2 * self._size + 16:
+            self._heap = [entry for entry in self._heap if entry[1].state is not State.FINISHED]
+            heapq.heapify(self._heap)
 
     def __len__(self) -> int:
         return self._size

@@ -19,7 +19,9 @@ from quire.engine.admission import Limits
 from quire.engine.costs import PreemptionCosts
 from quire.engine.plan import Counters, Scheduled, StepPlan
 from quire.engine.policy import POLICIES, Policy
-from quire.engine.results import NO_TOKEN, NOT_FINITE, Extras
+from quire.engine.report import report
+from quire.engine.results import NO_TOKEN, Extras
+from quire.engine.room import Room
 from quire.engine.sequence import Sequence, State
 from quire.engine.swapping import Swapper
 from quire.kvcache.hashing import prefix_context
@@ -49,13 +51,14 @@ class Scheduler:
         """long_prefill_token_threshold: tokens of one prompt in a step at most while others decode; 0 is no limit. swap:
         where preempted sequences may keep what they have computed, if costs say so."""
         self.kv = kv
-        self.max_num_seqs = max_num_seqs
+        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # a token of the budget for each
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.counters = Counters()
         self.running: list[Sequence] = []  # in the policy's rank
         self.waiting: Policy = POLICIES[policy]()
         self.costs = costs or PreemptionCosts()
+        self._room = Room(kv, self.max_num_seqs)
         self._swapper = Swapper(kv, swap, self.costs)
         self._limits = Limits(max_model_len, kv.pool.num_blocks, kv.block_size, vocab_size)
         self._chunk = long_prefill_token_threshold or max_num_batched_tokens
@@ -187,43 +190,22 @@ class Scheduler:
                 if reason is None and sequence.told and place not in logprobs:
                     deltas.append(TokenDelta(request_id=sequence.request_id, token_ids=[token]))
                 else:
-                    deltas.append(self._delta(sequence, token, reason, extras, place))
+                    deltas.append(report(sequence, token, reason, extras, place))
+                    if reason is not None:
+                        self._finish(sequence)
         return deltas
 
-    def _delta(
-        self, sequence: Sequence, token: int, reason: FinishReason | None, extras: Extras, place: int
-    ) -> TokenDelta:
-        """What is told with the first token of a sequence, and with its end."""
-        first = not sequence.told
-        sequence.told = True
-        if reason is not None:
-            self._finish(sequence)
-        if reason is FinishReason.ERROR:
-            return TokenDelta(
-                request_id=sequence.request_id,
-                token_ids=[],
-                finish_reason=reason,
-                error=extras.errors.get(place, NOT_FINITE),
-            )
-        queued = sequence.first_scheduled_s
-        logprobs = extras.logprobs.get(place)
-        return TokenDelta(
-            request_id=sequence.request_id,
-            token_ids=[token],
-            finish_reason=reason,
-            stop_token_id=token if reason is FinishReason.STOP else None,
-            num_cached_tokens=sequence.num_cached if first else 0,
-            queue_s=max(queued - sequence.arrival_s, 0.0) if first and queued is not None else None,
-            logprobs=None if logprobs is None else [logprobs],
-            prompt_logprobs=sequence.prompt_logprobs if first and sequence.params.prompt_logprobs is not None else None,
-        )
-
     def _make_way(self, plan: StepPlan) -> None:
-        """Preempt for the head of the queue where it outranks running sequences and lacks places or blocks."""
+        """Preempt for the heads of the queue where they outrank running sequences and that gives them places and blocks."""
         head = self.waiting.head()
-        while head is not None and self.running and self.waiting.outranks(head, self.running[-1]):
-            if self._fits(head, self._find_prefix(head), spare=len(self.running)):
-                return
+        if head is None or not self.running:
+            return
+        outranked = 0
+        for other in reversed(self.running):
+            if not self.waiting.outranks(head, other):
+                break
+            outranked += 1
+        for _ in range(self._room.victims(head, self._find_prefix(head), self.running, outranked) if outranked else 0):
             self._preempt(plan)
 
     def _schedule_running(self, plan: StepPlan) -> bool:
@@ -259,9 +241,8 @@ class Scheduler:
             if sequence is None:
                 return
             hits = self._find_prefix(sequence)
-            urgent = self.running and self.waiting.outranks(sequence, self.running[-1])
-            # Each running sequence keeps a block to grow, or one would be preempted at once; that is right for an urgent one.
-            if not self._fits(sequence, hits, spare=0 if urgent else len(self.running)):
+            urgent = bool(self.running) and self.waiting.outranks(sequence, self.running[-1])
+            if not self._room.fits(sequence, hits, self.running, urgent=urgent):
                 return
             self._admit(plan, self.waiting.pop(), hits, now)
             start = sequence.num_computed
@@ -274,18 +255,6 @@ class Scheduler:
     def _find_prefix(self, sequence: Sequence) -> list[Block]:
         """Blocks that are computed already; of no use to a prompt whose log probabilities are wanted."""
         return [] if sequence.missing_prompt_logprobs else self.kv.find_prefix(sequence.table, sequence.tokens)
-
-    def _fits(self, sequence: Sequence, hits: list[Block], *, spare: int) -> bool:
-        """Whether a waiting sequence may run, its followers with it: there are places, and blocks for the whole of it beside
-        `spare` ones. Alone, any sequence may."""
-        if not self.running:
-            return True
-        followers = len(sequence.followers)
-        taken = len(self.running) + sum(len(other.followers) for other in self.running)
-        if taken + 1 + followers > self.max_num_seqs:
-            return False
-        needed = self.kv.missing_blocks(hits, len(sequence.tokens) + 1) + followers
-        return needed + spare <= self.kv.pool.num_free
 
     def _admit(self, plan: StepPlan, sequence: Sequence, hits: list[Block], now: float) -> None:
         num_found = self.kv.adopt(sequence.table, hits)
@@ -323,8 +292,12 @@ class Scheduler:
         return self._fork(plan, sequence) if samples and sequence.followers else 0
 
     def _fork(self, plan: StepPlan, leader: Sequence) -> int:
-        """The leader's prompt is computed with this step: its followers share all of its blocks and draw from its logits."""
-        followers, leader.followers = leader.followers, []
+        """The leader's prompt is computed with this step: its followers share all of its blocks and draw from its logits, as many
+        as there is room for; the first of the others leads them, and finds the prompt in the prefix cache."""
+        count = self._room.forks(leader, self.running)
+        followers, rest, leader.followers = leader.followers[:count], leader.followers[count:], []
+        if rest:
+            self._succeed(rest)
         end = len(leader.tokens)
         for follower in followers:
             self.kv.fork(leader.table, follower.table)
@@ -353,22 +326,22 @@ class Scheduler:
         return victim
 
     def _finish(self, sequence: Sequence) -> None:
+        was, sequence.state = sequence.state, State.FINISHED
         if sequence.leader is not None:
             sequence.leader.followers.remove(sequence)
-        elif sequence.state is State.RUNNING:
+        elif was is State.RUNNING:
             self.running.remove(sequence)
         else:
             self.waiting.discard(sequence)
-        if sequence.state is State.SWAPPED:
+        if was is State.SWAPPED:
             self._swapper.drop(sequence)
-        sequence.state = State.FINISHED
         self.kv.release(sequence.table)
         del self._live[sequence.request_id]
         if sequence.followers:
             self._succeed(sequence.followers)
 
     def _succeed(self, followers: list[Sequence]) -> None:
-        """Their leader ended before its prompt was computed: the first of them leads."""
+        """Their leader ended before its prompt was computed, or there is no room beside it: the first of them leads."""
         heir, *rest = followers
         heir.leader, heir.followers = None, rest
         for follower in rest:

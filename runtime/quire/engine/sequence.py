@@ -35,6 +35,7 @@ class Sequence:
         "first_scheduled_s",
         "followers",
         "host_blocks",
+        "host_generation",
         "leader",
         "max_tokens",
         "num_cached",
@@ -86,6 +87,7 @@ class Sequence:
         self.told = False  # whether a token of it was reported
         self.table = table
         self.host_blocks: list[Block] = []
+        self.host_generation = 0  # of the pool, when they were stored
         self.leader: Sequence | None = None
         self.followers: list[Sequence] = []
         self.processors: tuple[int, ...] | None = None  # this and scratch belong to `engine.sampling`

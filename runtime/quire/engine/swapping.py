@@ -30,6 +30,7 @@ class Swapper:
         if stored is None:
             return False
         sequence.host_blocks = stored
+        sequence.host_generation = self._kv.pool.generation
         self.num_swapped += 1
         return True
 
@@ -38,6 +39,8 @@ class Swapper:
         assert self.space is not None
         table, stored = sequence.table, sequence.num_computed
         if stored > num_found:
+            if sequence.host_generation != self._kv.pool.generation:  # forgotten meanwhile: its old blocks stay unnamed
+                table.num_published = stored // self._kv.block_size
             grown = self._kv.grow(table, sequence.tokens, num_found, stored, plan.copies)
             assert grown, "an admitted sequence fits the pool"
         first = min(num_found // self._kv.block_size, len(sequence.host_blocks))

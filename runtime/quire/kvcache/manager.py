@@ -59,10 +59,6 @@ class KVCacheManager:
         self._hasher.extend(table.keys, table.root, tokens, usable)
         return self.pool.find_chain(table.keys[: usable // self.block_size])
 
-    def missing_blocks(self, hits: Sequence[Block], num_tokens: int) -> int:
-        """Free blocks that a new sequence of num_tokens would use up, given its hits (free ones count too)."""
-        return self.blocks_for(num_tokens) - sum(block.references > 0 for block in hits)
-
     def adopt(self, table: BlockTable, hits: Sequence[Block]) -> int:
         """Begin an empty table with found blocks; the number of tokens they hold."""
         assert not table.blocks

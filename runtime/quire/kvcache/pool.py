@@ -32,6 +32,7 @@ class BlockPool:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.num_blocks = num_blocks
         self.num_free = 0
+        self.generation = 0  # how often all was forgotten
         self._by_key: dict[bytes, Block] = {}
         self._sentinel = Block(-1)
         self._sentinel.previous = self._sentinel.next = self._sentinel
@@ -95,6 +96,7 @@ class BlockPool:
         for block in self._by_key.values():
             block.key = None
         self._by_key.clear()
+        self.generation += 1
 
     def free_blocks(self) -> Iterator[Block]:
         """Free blocks in the order in which they will be taken; ends also where the list is broken."""

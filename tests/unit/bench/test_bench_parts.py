@@ -33,10 +33,12 @@ def test_kv_utilisation_depends_on_the_block_size() -> None:
 
 
 def test_the_scheduler_report_names_targets(capsys: pytest.CaptureFixture[str]) -> None:
-    report = bench_scheduler.run(num_seqs=16, steps=20, rounds=1)
+    report = bench_scheduler.run(num_seqs=256, steps=40, rounds=1)
+    # three times the targets, on this thread's clock: a loaded machine passes, a step that became quadratic does not
+    assert 0 < report.step.median < 3.0
+    assert 0 < report.lookup_hit.median < 15.0
+    assert 0 < report.lookup_miss.median < 15.0
     assert report.step.median <= report.step.p99
-    assert 0 < report.step.median < 50
-    assert report.lookup_hit.median > 0.1
     good = dataclasses.replace(report, step=bench_scheduler.Times(0.5, 0.9), lookup_hit=bench_scheduler.Times(1, 2))
     good = dataclasses.replace(good, lookup_miss=bench_scheduler.Times(1, 2), caching_prompt_us=0.1)
     assert good.passed

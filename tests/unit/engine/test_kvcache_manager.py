@@ -83,16 +83,6 @@ def test_a_prefix_outlives_its_tail() -> None:
     kv.release(held)
 
 
-def test_missing_blocks_count_free_hits() -> None:
-    kv = KVCacheManager(8, 2)
-    held = filled(kv, [1, 2, 3, 4])
-    kv.release(filled(kv, [1, 2, 7, 8]))
-    found = kv.find_prefix(kv.table(), [1, 2, 7, 8, 9])
-    assert [block.references for block in found] == [1, 0]
-    assert kv.missing_blocks(found, 5) == 2
-    kv.release(held)
-
-
 def test_keys_are_secret_and_strong() -> None:
     def keys(hasher: BlockHasher) -> list[bytes]:
         out: list[bytes] = []
