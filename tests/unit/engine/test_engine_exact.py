@@ -164,7 +164,7 @@ def test_siblings_answer_as_separate_requests_do(folder: Path, changes: dict[str
     assert len({tuple(answer) for answers in alone for answer in answers}) == 20
     core = make_core(folder, num_blocks=40, block_size=8, max_num_batched_tokens=32, max_num_seqs=8, **changes)
     assert families(core, prompts, params) == alone
-    assert core.scheduler.counters.forks == 15
+    assert 10 <= core.scheduler.counters.forks <= 15  # siblings that find no place compute the prompt again
     assert core.scheduler.counters.preemptions > 0
     assert (core.scheduler.counters.preemptions_swap > 0) == ("swap_space" in changes)
 
