@@ -105,9 +105,8 @@ def faults(scheduler: Scheduler) -> list[str]:
     ranks = [scheduler.waiting.rank(sequence) for sequence in scheduler.running]
     if ranks != sorted(ranks):
         found.append("running sequences are out of rank")
-    places = len(scheduler.running) + sum(len(sequence.followers) for sequence in scheduler.running)
-    if places > scheduler.max_num_seqs:
-        found.append(f"{places} places are taken, more than {scheduler.max_num_seqs}")
+    if len(scheduler.running) > scheduler.max_num_seqs:
+        found.append(f"{len(scheduler.running)} sequences run, more than {scheduler.max_num_seqs}")
     queued = [*scheduler.waiting, *(follower for leader in scheduler.sequences() for follower in leader.followers)]
     if len(scheduler.waiting) != len(list(scheduler.waiting)):
         found.append("the waiting queue miscounts")
