@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from quire.config import EngineConfig, parse_bytes
 from quire.engine.host import HostMemory
+from quire.engine.sampling.logprobs import ROWS
+from quire.engine.sampling.restrict import SORTED_ROWS
 from quire.errors import ModelError
 from quire.models.executor import ModelFacts
 
@@ -25,11 +27,13 @@ MIB = 1 << 20
 class MemoryPlan:
     """All in bytes but the last four. `max_model_len` is what the pool can hold of what was asked for.
 
-    swap is part of `available` only where swap_apart is false: a GPU's host pool lies in other memory.
+    tables: cosines and sines of the positions up to that length. swap is part of `available` only where swap_apart is false: a
+    GPU's host pool lies in other memory.
     """
 
     weights: int
     activations: int
+    tables: int
     kv_pool: int
     swap: int
     swap_apart: bool
@@ -41,13 +45,14 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.kv_pool + (0 if self.swap_apart else self.swap)
+        return self.weights + self.activations + self.tables + self.kv_pool + (0 if self.swap_apart else self.swap)
 
     def __str__(self) -> str:
         swap = f"swap {_mib(self.swap)} ({self.num_swap_blocks} blocks)" if self.swap else ""
         return (
             f"memory plan: weights {_mib(self.weights)} + activations {_mib(self.activations)} "
-            f"+ KV pool {_mib(self.kv_pool)} ({self.num_blocks} blocks of {self.block_size} tokens)"
+            + (f"+ position tables {_mib(self.tables)} " if self.tables else "")
+            + f"+ KV pool {_mib(self.kv_pool)} ({self.num_blocks} blocks of {self.block_size} tokens)"
             + (f" + {swap}" if swap and not self.swap_apart else "")
             + f" = {_mib(self.total)} of {_mib(self.available)} available"
             + (f", and {swap} of the host's memory" if swap and self.swap_apart else "")
@@ -71,19 +76,25 @@ def plan(
     activations = activation_bytes(facts, config, dtype_bytes)
     block_bytes = facts.kv_elements_per_token() * config.block_size * kv_dtype_bytes
     room = int(host.available * LIMIT_SHARE) - weights - activations
-    num_swap_blocks = _num_swap_blocks(config, block_bytes, room, swap_host)
+    wanted_len = min(config.max_model_len or facts.max_model_len, facts.max_model_len)
+    per_sequence = -(-wanted_len // config.block_size)
+    position_bytes = facts.table_elements_per_position() * 4
+    block_tables = min(config.block_size, wanted_len) * position_bytes
+    num_swap_blocks = _num_swap_blocks(config, block_bytes, room - block_tables, swap_host)
     swap = num_swap_blocks * block_bytes
     if swap_host is None:
         room -= swap
-    wanted_len = min(config.max_model_len or facts.max_model_len, facts.max_model_len)
-    per_sequence = -(-wanted_len // config.block_size)
+    # tables reach as far as the pool does, at most to the wanted length
+    most_tables = min(max(room // (block_bytes + block_tables), 1) * block_tables, wanted_len * position_bytes)
+    room -= most_tables
     if room < block_bytes:
-        parts = f"weights {_mib(weights)} + activations {_mib(activations)} + one KV block {_mib(block_bytes)}"
+        rest = block_bytes + block_tables
+        parts = f"weights {_mib(weights)} + activations {_mib(activations)} + one KV block {_mib(rest)}"
         raise ModelError(
-            f"{config.model} does not fit the memory: {parts} = {_mib(weights + activations + block_bytes)} are more than "
+            f"{config.model} does not fit the memory: {parts} = {_mib(weights + activations + rest)} are more than "
             f"{LIMIT_SHARE:.0%} of the {_mib(host.available)} that "
             + ("the container's limit leaves" if host.limited else "are free")
-            + _remedy(facts, config, host, dtype_bytes, -room + per_sequence * block_bytes)
+            + _remedy(facts, config, host, dtype_bytes, -room + per_sequence * (block_bytes + block_tables))
         )
     num_blocks = _num_blocks(config, block_bytes, room, host, most=config.max_num_seqs * per_sequence)
     tokens = num_blocks * config.block_size
@@ -97,6 +108,7 @@ def plan(
     return MemoryPlan(
         weights=weights,
         activations=activations,
+        tables=min(wanted_len, tokens) * position_bytes,
         kv_pool=num_blocks * block_bytes,
         swap=swap,
         swap_apart=swap_host is not None,
@@ -114,10 +126,19 @@ def weights_bytes(facts: ModelFacts, dtype_bytes: int) -> int:
 
 
 def activation_bytes(facts: ModelFacts, config: EngineConfig, dtype_bytes: int) -> int:
-    """The widest moment of a step of the full budget, and sampling of max_num_seqs rows in float32."""
-    sampled = min(config.max_num_seqs, config.max_num_batched_tokens)
+    """The widest moment of a step of the full budget, and sampling."""
     step = config.max_num_batched_tokens * facts.activations_per_token() * dtype_bytes
-    return step + sampled * facts.vocab_size * (dtype_bytes + 3 * 4)
+    return step + sampling_bytes(facts, config, dtype_bytes)
+
+
+def sampling_bytes(facts: ModelFacts, config: EngineConfig, dtype_bytes: int) -> int:
+    """Logits, and what is made of them: up to four float32 copies, and eight words for each of the few rows that are sorted.
+
+    Rows are as many as sequences, whatever the budget (siblings draw from one row of it), or those of a prompt whose log
+    probabilities are wanted.
+    """
+    rows = max(config.max_num_seqs, ROWS)
+    return facts.vocab_size * (rows * (dtype_bytes + 4 * 4) + SORTED_ROWS * 8 * 4)
 
 
 def _num_swap_blocks(config: EngineConfig, block_bytes: int, room: int, apart: HostMemory | None) -> int:
@@ -179,7 +200,8 @@ def _remedy(facts: ModelFacts, config: EngineConfig, host: HostMemory, dtype_byt
             update={"max_num_batched_tokens": budget, "max_num_seqs": min(config.max_num_seqs, budget)}
         )
         spare = room - activation_bytes(facts, smaller, dtype_bytes)
-        if spare >= budget * facts.kv_elements_per_token() * dtype_bytes:
+        per_token = facts.kv_elements_per_token() * dtype_bytes + facts.table_elements_per_position() * 4
+        if spare >= budget * per_token:
             return f"; --max-num-batched-tokens {budget} fits"
     more = f"{'raise the limit' if host.limited else 'free memory'} to {_mib(_target(host, missing))}"
     half = weights_bytes(facts, 2) < int(host.available * LIMIT_SHARE) and dtype_bytes > 2

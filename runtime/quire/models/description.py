@@ -180,6 +180,10 @@ class DecoderDescription:
         """Numbers the KV cache holds for one token, over all layers, keys and values together."""
         return 2 * self.num_layers * self.kv_size
 
+    def table_elements_per_position(self) -> int:
+        """Float32 numbers kept for each position that is served: cosines and sines of every different rotation."""
+        return sum(rope.dim for rope in self.ropes())
+
 
 @dataclass(frozen=True)
 class NameMap:

@@ -88,6 +88,10 @@ class ModelFacts(Protocol):
         """Numbers the KV cache holds for one token, over all layers, keys and values together."""
         ...
 
+    def table_elements_per_position(self) -> int:
+        """Float32 numbers kept for each position that is served, whatever the weights' type."""
+        ...
+
 
 class Executor(Protocol):
     """A model with its weights on a device."""

@@ -58,6 +58,9 @@ class TransformersFacts:
     def kv_elements_per_token(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_size
 
+    def table_elements_per_position(self) -> int:
+        return 0  # its own code makes angles in every step; buffers count as weights
+
 
 @dataclass(frozen=True)
 class TransformersModel:

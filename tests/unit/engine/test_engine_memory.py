@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import random
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from quire.config import EngineConfig, parse_bytes
 from quire.engine.host import HostMemory
-from quire.engine.memory import MemoryPlan, plan
+from quire.engine.memory import MemoryPlan, plan, sampling_bytes
+from quire.engine.prompt_logprobs import PromptSpan, prompt_logprobs
+from quire.engine.sampling import Sampler
+from quire.engine.sampling.processors import default_processors
 from quire.errors import ModelError
 from quire.models.description import DecoderDescription, Rope
+from quire.models.rope import make_tables
+from quire.request import SamplingParams
+from quire_testing.peak_memory import PeakMemory
+from quire_testing.rows import make_row
 
 MIB = 1 << 20
 SMOL = DecoderDescription(
@@ -29,11 +40,18 @@ SMOL = DecoderDescription(
 )
 
 
-def planned(mib: int, *, limited: bool = True, apart_mib: int | None = None, **config: object) -> MemoryPlan:
+def planned(
+    mib: int,
+    *,
+    limited: bool = True,
+    apart_mib: int | None = None,
+    model: DecoderDescription = SMOL,
+    **config: object,
+) -> MemoryPlan:
     memory = HostMemory(available=mib * MIB, limited=limited, limit=(mib + 300) * MIB)
     apart = None if apart_mib is None else HostMemory(available=apart_mib * MIB, limited=False, limit=apart_mib * MIB)
     settings = EngineConfig(model="smol", **config)  # type: ignore[arg-type]
-    return plan(SMOL, settings, dtype_bytes=4, kv_dtype_bytes=4, host=memory, swap_host=apart)
+    return plan(model, settings, dtype_bytes=4, kv_dtype_bytes=4, host=memory, swap_host=apart)
 
 
 def refused(mib: int, *, limited: bool = True, apart_mib: int | None = None, **config: object) -> str:
@@ -107,7 +125,8 @@ def test_swap_space_shares_the_memory_of_a_cpu() -> None:
     block = result.kv_pool // result.num_blocks
     assert result.num_swap_blocks == 512 * MIB // block
     assert result.swap == result.num_swap_blocks * block
-    assert result.total == result.weights + result.activations + result.kv_pool + result.swap <= 0.9 * 4000 * MIB
+    assert result.total == result.weights + result.activations + result.tables + result.kv_pool + result.swap
+    assert result.total <= 0.9 * 4000 * MIB
     assert without.num_blocks - result.num_blocks == pytest.approx(result.num_swap_blocks, abs=1)
     assert f" + swap 512 MiB ({result.num_swap_blocks} blocks) = " in str(result)
     assert "swap" not in str(without)
@@ -116,7 +135,7 @@ def test_swap_space_shares_the_memory_of_a_cpu() -> None:
 def test_swap_space_of_a_gpu_lies_in_the_hosts_memory() -> None:
     result = planned(4000, apart_mib=2000, swap_space="512Mi")
     assert result.num_blocks == planned(4000).num_blocks
-    assert result.total == result.weights + result.activations + result.kv_pool
+    assert result.total == result.weights + result.activations + result.tables + result.kv_pool
     assert str(result).endswith(
         f"of 4,000 MiB available, and swap 512 MiB ({result.num_swap_blocks} blocks) of the host's memory"
     )
@@ -137,3 +156,67 @@ def test_swap_space_that_does_not_fit() -> None:
     assert planned(2000, swap_space="512Mi", num_blocks=blocks).num_blocks == blocks
     assert refused(500, swap_space="512Mi").startswith("smol does not fit the memory: weights 621 MiB")
     assert planned(4000, swap_space="0").num_swap_blocks == 0
+
+
+def test_position_tables_are_counted_as_far_as_the_model_is_served() -> None:
+    def size(result: MemoryPlan, *ropes: Rope) -> int:
+        tables = [table for rope in ropes for table in make_tables(rope, result.max_model_len, torch.device("cpu"))]
+        return sum(table.nbytes for table in tables)
+
+    near, far = Rope(theta=1e4, dim=32), Rope(theta=1e6, dim=64)
+    assert planned(4000).tables == size(planned(4000), SMOL.rope)
+    assert planned(1000).tables == size(planned(1000), SMOL.rope) < planned(4000).tables
+    two = replace(SMOL, layer_ropes=(near, far, None) * 10)
+    assert planned(4000, model=two).tables == size(planned(4000, model=two), near, far)
+    assert planned(4000, model=replace(SMOL, layer_ropes=(None,) * 30)).tables == 0
+    assert "position tables" not in str(planned(4000, model=replace(SMOL, layer_ropes=(None,) * 30)))
+    assert " + position tables 2 MiB + KV pool " in str(planned(4000))
+
+
+@pytest.mark.parametrize("mib", [800, 1000, 4000, 40_000, 60_000])
+def test_long_tables_and_the_pool_share_what_there_is(mib: int) -> None:
+    long = replace(SMOL, max_model_len=1 << 20)
+    result = planned(mib, model=long)
+    assert 0.9 * mib * MIB - 2 * MIB < result.total <= 0.9 * mib * MIB
+    assert result.tables == result.max_model_len * 64 * 4
+    explicit = planned(mib, model=long, max_model_len=result.max_model_len)
+    assert (explicit.total, explicit.max_model_len) == (result.total, result.max_model_len)
+
+
+VOCAB = 4000
+FLAT = torch.zeros(VOCAB).uniform_(-0.1, 0.1, generator=torch.Generator().manual_seed(0))
+MIXES: dict[str, list[SamplingParams]] = {
+    "greedy": [SamplingParams(temperature=0.0)],
+    "plain": [SamplingParams()],
+    "log probabilities": [SamplingParams(logprobs=20), SamplingParams(temperature=0.0)],
+    "a wide top_p": [SamplingParams(top_p=0.99, min_p=0.01)],
+    "typical_p": [SamplingParams(typical_p=0.9)],
+    "penalties beside plain": [SamplingParams(presence_penalty=1.0), SamplingParams(top_k=50, logprobs=3)],
+    "penalties, some greedy": [SamplingParams(temperature=t, repetition_penalty=1.2) for t in (0.0, 1.0, 1.0, 1.0)],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mix", MIXES)
+def test_sampling_takes_no_more_than_planned(mix: str, dtype: torch.dtype) -> None:
+    rows = [make_row(MIXES[mix][i % len(MIXES[mix])], seed=i, prompt=range(40)) for i in range(64)]
+    settings = EngineConfig(model="smol", max_num_seqs=64, max_num_batched_tokens=4)
+    budget = sampling_bytes(replace(SMOL, vocab_size=VOCAB), settings, dtype.itemsize)
+    sampler = Sampler(default_processors())
+    with PeakMemory() as peak:
+        sampler(FLAT.expand(64, VOCAB).to(dtype, copy=True), rows)
+    assert 64 * VOCAB * dtype.itemsize < peak.most <= budget
+
+
+def test_the_log_probabilities_of_a_prompt_take_no_more_than_planned() -> None:
+    class Executor:
+        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(hidden), VOCAB)
+
+    one = EngineConfig(model="smol", max_num_seqs=1)
+    budget = sampling_bytes(replace(SMOL, vocab_size=VOCAB), one, 4)
+    tokens = random.Random(0).choices(range(VOCAB), k=200)
+    executor: Any = Executor()
+    with PeakMemory() as peak:
+        prompt_logprobs(executor, torch.zeros(200, 8), [PromptSpan(0, 0, tokens, 5)])
+    assert peak.most <= budget

@@ -79,17 +79,17 @@ class Sampler:
         extras = Extras()
         changed, wanting = self._wanting(rows)
         drawn = [i for i, row in enumerate(rows) if not row.params.greedy and not row.processors]
-        parts = [logits.index_select(0, _index(drawn, logits)).float()] if drawn else []
+        parts = [(drawn, logits.index_select(0, _index(drawn, logits)).float())] if drawn else []
         if changed:
             own = logits.index_select(0, _index(changed, logits)).float()
             chosen[_index(changed, logits)] = self._process(own, changed, wanting, rows, chosen, extras)
             random = [place for place, i in enumerate(changed) if not rows[i].params.greedy]
             if random:
-                parts.append(own if len(random) == len(changed) else own.index_select(0, _index(random, logits)))
-                drawn += [changed[place] for place in random]
-        if drawn:
-            index = _index(drawn, logits)
-            picked = draw(parts[0] if len(parts) == 1 else torch.cat(parts), [rows[i] for i in drawn])
+                part = own if len(random) == len(changed) else own.index_select(0, _index(random, logits))
+                parts.append(([changed[place] for place in random], part))
+        for places, part in parts:
+            index = _index(places, logits)
+            picked = draw(part, [rows[i] for i in places])
             chosen[index] = torch.where(chosen[index] == NO_TOKEN, NO_TOKEN, picked)
         tokens: list[int] = chosen.tolist()
         self._add_logprobs(logits, tokens, rows, extras)

@@ -15,6 +15,8 @@ from quire.request import SamplingParams
 
 NUM_CANDIDATES = 1024
 """top-k and top-p look at this many likeliest tokens first; only rows that need more are sorted in full."""
+SORTED_ROWS = 8
+"""Rows that are sorted in full at a time: a sort takes several times the memory of its row, and longer than what surrounds it."""
 
 
 def restrict(logits: Tensor, params: Rows[SamplingParams]) -> None:
@@ -37,8 +39,9 @@ def _min_p(logits: Tensor, min_p: Rows[float]) -> None:
 def _typical_p(logits: Tensor, typical_p: Rows[float]) -> None:
     """Locally typical sampling (Meister et al., TACL 2023): of the tokens sorted by how far their information is from the
     entropy, the first ones whose probabilities reach typical_p stay, at least one."""
-    narrow = [row for row, mass in enumerate(typical_p) if mass < 1.0]
-    if narrow:
+    sorted_rows = [row for row, mass in enumerate(typical_p) if mass < 1.0]
+    for first in range(0, len(sorted_rows), SORTED_ROWS):
+        narrow = sorted_rows[first : first + SORTED_ROWS]
         index = torch.tensor(narrow, device=logits.device)
         mass = torch.tensor([typical_p[row] for row in narrow], device=logits.device).unsqueeze(1)
         rows = logits.index_select(0, index)
@@ -65,7 +68,8 @@ def _top(logits: Tensor, params: Rows[SamplingParams]) -> None:
     p = torch.tensor([top_p[row] for row in narrow], device=logits.device)
     floor, complete = _floor(rows, k, p, min(NUM_CANDIDATES, vocab))
     if not bool(complete.all()):
-        floor = torch.where(complete, floor, _floor(rows, k, p, vocab)[0])
+        for few in (~complete).nonzero().flatten().split(SORTED_ROWS):
+            floor[few] = _floor(rows[few], k[few], p[few], vocab)[0]
     logits[index] = rows.masked_fill_(rows < floor.unsqueeze(1), float("-inf"))
 
 
