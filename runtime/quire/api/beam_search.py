@@ -1,7 +1,7 @@
 """Beam search on an engine: every beam's next step is a request of one token, which finds the beam's past in the prefix cache.
 
-So beams of a prompt, and prompts, are scheduled like anything else, and share blocks; what is computed again in a step is the last
-block of each beam that is not full.
+So beams of a prompt, and prompts, are scheduled like anything else, and share blocks. A step computes one token a beam; of beams that
+fill the same block in one step, all but one compute that block again.
 """
 
 from __future__ import annotations

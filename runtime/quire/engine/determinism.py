@@ -9,8 +9,8 @@ libraries, though, so `--deterministic` checks it on this machine with this mode
 from __future__ import annotations
 
 from quire.engine.core import EngineCore
+from quire.engine.sampling.logprobs import USUAL
 from quire.request import AddRequest, SamplingParams, TokenLogprobs
-from quire.sampling_params import MAX_LOGPROBS
 
 _TOKENS = 6
 
@@ -32,7 +32,7 @@ def difference(core: EngineCore, vocab_size: int) -> str | None:
 def _answer(core: EngineCore, vocab: int, length: int, others: list[int]) -> list[TokenLogprobs]:
     """Log probabilities of the probe's answer; prompts of `others` tokens arrive one a step, the probe after the second."""
     core.scheduler.forget()
-    params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True, logprobs=MAX_LOGPROBS)
+    params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True, logprobs=USUAL)
     arrivals = [(f"probe-crowd-{i}", [(7 * i + 3 * t + 1) % vocab for t in range(n)]) for i, n in enumerate(others)]
     arrivals.insert(min(2, len(arrivals)), ("probe", [(5 * t + 2) % vocab for t in range(length)]))
     told: list[TokenLogprobs] = []

@@ -25,8 +25,7 @@ from quire.engine.room import Room
 from quire.engine.sequence import Sequence, State
 from quire.engine.swapping import Swapper
 from quire.kvcache.hashing import prefix_context
-from quire.kvcache.manager import KVCacheManager
-from quire.kvcache.pool import Block
+from quire.kvcache.manager import NO_HITS, Hits, KVCacheManager
 from quire.kvcache.swap import SwapSpace
 from quire.request import AddRequest, FinishReason, TokenDelta
 
@@ -205,7 +204,9 @@ class Scheduler:
             if not self.waiting.outranks(head, other):
                 break
             outranked += 1
-        for _ in range(self._room.victims(head, self._find_prefix(head), self.running, outranked) if outranked else 0):
+        for _ in range(
+            self._room.victims(head, self._find_prefix(head).full, self.running, outranked) if outranked else 0
+        ):
             self._preempt(plan)
 
     def _schedule_running(self, plan: StepPlan) -> bool:
@@ -242,7 +243,7 @@ class Scheduler:
                 return
             hits = self._find_prefix(sequence)
             urgent = bool(self.running) and self.waiting.outranks(sequence, self.running[-1])
-            if not self._room.fits(sequence, hits, self.running, urgent=urgent):
+            if not self._room.fits(sequence, hits.full, self.running, urgent=urgent):
                 return
             self._admit(plan, self.waiting.pop(), hits, now)
             start = sequence.num_computed
@@ -252,11 +253,11 @@ class Scheduler:
             assert grown, "an admitted sequence fits the pool"
             self._plan(plan, sequence, num_tokens)
 
-    def _find_prefix(self, sequence: Sequence) -> list[Block]:
-        """Blocks that are computed already; of no use to a prompt whose log probabilities are wanted."""
-        return [] if sequence.missing_prompt_logprobs else self.kv.find_prefix(sequence.table, sequence.tokens)
+    def _find_prefix(self, sequence: Sequence) -> Hits:
+        """What is computed already; of no use to a prompt whose log probabilities are wanted."""
+        return NO_HITS if sequence.missing_prompt_logprobs else self.kv.find_prefix(sequence.table, sequence.tokens)
 
-    def _admit(self, plan: StepPlan, sequence: Sequence, hits: list[Block], now: float) -> None:
+    def _admit(self, plan: StepPlan, sequence: Sequence, hits: Hits, now: float) -> None:
         num_found = self.kv.adopt(sequence.table, hits)
         if sequence.state is State.SWAPPED:
             self._swapper.bring_back(plan, sequence, num_found)
@@ -335,6 +336,7 @@ class Scheduler:
             self.waiting.discard(sequence)
         if was is State.SWAPPED:
             self._swapper.drop(sequence)
+        self.kv.publish_tail(sequence.table, sequence.tokens, sequence.num_computed)
         self.kv.release(sequence.table)
         del self._live[sequence.request_id]
         if sequence.followers:

@@ -43,7 +43,7 @@ class Swapper:
                 table.num_published = stored // self._kv.block_size
             grown = self._kv.grow(table, sequence.tokens, num_found, stored, plan.copies)
             assert grown, "an admitted sequence fits the pool"
-        first = min(num_found // self._kv.block_size, len(sequence.host_blocks))
+        first = num_found // self._kv.block_size if stored > num_found else len(sequence.host_blocks)
         self.space.restore(sequence.host_blocks, table.block_ids, first, plan.swap_ins)
         self.num_swapped -= 1
         sequence.num_computed = max(num_found, stored)

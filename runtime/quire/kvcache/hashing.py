@@ -1,4 +1,4 @@
-"""Names of full blocks: a hash chain over tokens, so that a block's key stands for everything before it as well.
+"""Names of blocks: a hash chain over tokens, so that a block's key stands for everything before it as well.
 
 BLAKE2b with 128-bit keys, rooted in a secret of the process: keys cannot be made to collide from outside. What else tells
 two prefixes apart (adapter, image content, tenant salt) enters the root as `context`.
@@ -41,3 +41,7 @@ class BlockHasher:
         for begin in range(0, len(raw), width):
             previous = blake2b(previous + raw[begin : begin + width], digest_size=KEY_BYTES).digest()
             keys.append(previous)
+
+    def partial(self, previous: bytes, tokens: Sequence[int]) -> bytes:
+        """The key of a block that holds these tokens, fewer than fill it, behind the block of key `previous` (or the root)."""
+        return blake2b(previous + array("I", tokens).tobytes(), digest_size=KEY_BYTES).digest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from quire.kvcache.hashing import BlockHasher
 from quire.kvcache.pool import Block, BlockPool
@@ -33,6 +34,20 @@ class BlockTable:
         self.own_until = 0
 
 
+class Hits(NamedTuple):
+    """Blocks that hold the first `num_tokens` tokens of a sequence: full ones, and one behind them that is filled in part.
+
+    The latter spares no block: the sequence writes into it, or into a copy where others hold it.
+    """
+
+    full: list[Block]
+    tail: Block | None
+    num_tokens: int
+
+
+NO_HITS = Hits([], None, 0)
+
+
 class KVCacheManager:
     """Serves block tables from one pool."""
 
@@ -51,23 +66,30 @@ class KVCacheManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def find_prefix(self, table: BlockTable, tokens: Sequence[int]) -> list[Block]:
-        """Blocks that already hold the beginning of tokens; at least the last token is left to compute."""
+    def find_prefix(self, table: BlockTable, tokens: Sequence[int]) -> Hits:
+        """What already holds the beginning of tokens; at least the last token is left to compute."""
         if not self.enable_prefix_caching:
-            return []
-        usable = len(tokens) - 1
+            return NO_HITS
+        usable, size = len(tokens) - 1, self.block_size
         self._hasher.extend(table.keys, table.root, tokens, usable)
-        return self.pool.find_chain(table.keys[: usable // self.block_size])
+        blocks = self.pool.find_chain(table.keys[: usable // size])
+        known = len(blocks) * size
+        previous = table.keys[len(blocks) - 1] if blocks else table.root
+        for end in range(min(known + size - 1, usable), known, -1):
+            tail = self.pool.find(self._hasher.partial(previous, tokens[known:end]))
+            if tail is not None:
+                return Hits(blocks, tail, end)
+        return Hits(blocks, None, known)
 
-    def adopt(self, table: BlockTable, hits: Sequence[Block]) -> int:
-        """Begin an empty table with found blocks; the number of tokens they hold."""
+    def adopt(self, table: BlockTable, hits: Hits) -> int:
+        """Begin an empty table with found blocks; the number of tokens they hold. `grow` comes next, before anybody else's."""
         assert not table.blocks
-        for block in hits:
+        table.blocks.extend(hits.full if hits.tail is None else [*hits.full, hits.tail])
+        for block in table.blocks:
             self.pool.hold(block)
-        table.blocks.extend(hits)
-        table.block_ids.extend(block.id for block in hits)
-        table.num_published = len(hits)
-        return len(hits) * self.block_size
+            table.block_ids.append(block.id)
+        table.num_published = len(hits.full)
+        return hits.num_tokens
 
     def fork(self, parent: BlockTable, child: BlockTable) -> None:
         """Begin an empty table with all blocks of another one, the partly filled last one included."""
@@ -112,6 +134,17 @@ class KVCacheManager:
             table.num_published = full
         table.own_until = len(blocks) * size
         return True
+
+    def publish_tail(self, table: BlockTable, tokens: Sequence[int], num_computed: int) -> None:
+        """Let the block that is filled in part be found too, by the tokens computed in it: its sequence has ended.
+
+        Others that hold it write behind these tokens only, so the name stays true until the block is full.
+        """
+        full = num_computed // self.block_size
+        computed = tokens[full * self.block_size : num_computed]
+        if computed and self.enable_prefix_caching and table.num_published == full < len(table.blocks):
+            previous = table.keys[full - 1] if full else table.root
+            self.pool.publish(table.blocks[full], self._hasher.partial(previous, computed))
 
     def release(self, table: BlockTable) -> None:
         """Give all blocks back, tails first. The keys stay: they name tokens, not blocks."""

@@ -85,8 +85,11 @@ class BlockPool:
         return found[: found.index(None)] if None in found else found  # type: ignore[return-value]
 
     def publish(self, block: Block, key: bytes) -> None:
-        """Let a held, full block be found. A second block with the same content stays unnamed."""
-        assert block.references > 0 and block.key is None
+        """Let a held block be found, under this name only. A second block with the same content stays unnamed."""
+        assert block.references > 0
+        if block.key is not None:  # of when it was filled in part
+            del self._by_key[block.key]
+            block.key = None
         if key not in self._by_key:
             self._by_key[key] = block
             block.key = key

@@ -140,9 +140,9 @@ def test_the_head_runs_on_few_rows_at_a_time(folder: Path, monkeypatch: pytest.M
 def test_numbers_of_a_row_do_not_depend_on_the_others() -> None:
     logits = torch.randn(ROWS + 3, 300).bfloat16()  # with ties
     tokens = [i % 300 for i in range(len(logits))]
-    tops = [[0, 5, 20][i % 3] for i in range(len(logits))]
+    tops = [[0, 5, 20, 200][i % 4] for i in range(len(logits))]
     together = token_logprobs(logits, tokens, tops)
     for i, entry in enumerate(together):
         assert token_logprobs(logits[i : i + 1], tokens[i : i + 1], tops[i : i + 1]) == [entry]
-        (more,) = token_logprobs(logits[i : i + 1], tokens[i : i + 1], [20])
+        (more,) = token_logprobs(logits[i : i + 1], tokens[i : i + 1], [max(tops[i], 20)])
         assert more.token_ids[: tops[i] + 1] == entry.token_ids

@@ -10,6 +10,7 @@ from quire.engine.costs import PreemptionCosts
 from quire.engine.plan import StepPlan
 from quire.engine.scheduler import Scheduler
 from quire.engine.sequence import State
+from quire.engine.swapping import Swapper
 from quire.models.executor import KVPool
 from quire_testing.fake_runner import FakeRunner, answer
 from quire_testing.scheduling import drain, faults, make_scheduler, request, step
@@ -145,3 +146,23 @@ def test_measuring_leaves_the_device_as_it_was() -> None:
     before = [tensor.clone() for tensor in (*device.keys, *device.values)]
     assert measure_swap(device, host) > 0
     assert all(torch.equal(*pair) for pair in zip(before, (*device.keys, *device.values), strict=True))
+
+
+def test_nothing_comes_back_that_others_have_computed_further_meanwhile() -> None:
+    scheduler = make_scheduler(num_swap_blocks=4, block_size=4)
+    kv, tokens = scheduler.kv, list(range(9))
+    scheduler.add(request("a", tokens), seed=0)
+    [sequence] = scheduler.sequences()
+    assert scheduler.swap is not None and kv.grow(sequence.table, tokens, 0, 5, [])
+    sequence.num_computed = 5
+    swapper = Swapper(kv, scheduler.swap, PreemptionCosts())
+    assert swapper.put_out(StepPlan(), sequence)
+    kv.release(sequence.table)
+    other = kv.table()
+    assert kv.grow(other, tokens, kv.adopt(other, kv.find_prefix(other, tokens)), 6, [])
+    kv.publish_tail(other, tokens, 6)
+    kv.release(other)
+    plan = StepPlan()
+    swapper.bring_back(plan, sequence, kv.adopt(sequence.table, kv.find_prefix(sequence.table, tokens)))
+    assert (sequence.num_computed, plan.swap_ins) == (6, []), "the stored block knows less than the one found"
+    assert scheduler.swap.pool.num_used == swapper.num_swapped == 0

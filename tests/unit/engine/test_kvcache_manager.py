@@ -18,7 +18,7 @@ def filled(kv: KVCacheManager, tokens: list[int], context: bytes = b"") -> Block
 
 
 def hits(kv: KVCacheManager, tokens: list[int], context: bytes = b"") -> int:
-    return len(kv.find_prefix(kv.table(context), tokens)) * kv.block_size
+    return kv.find_prefix(kv.table(context), tokens).num_tokens
 
 
 def test_grow_is_all_or_nothing() -> None:
@@ -110,3 +110,61 @@ def test_keys_do_not_depend_on_when_they_are_made(tokens: list[int], block_size:
         hasher.extend(pieces, root, tokens, cut)
     hasher.extend(pieces, root, tokens, len(tokens))
     assert pieces == whole
+
+
+def ended(kv: KVCacheManager, tokens: list[int]) -> BlockTable:
+    """A sequence whose tokens were all computed has come and gone."""
+    table = filled(kv, tokens)
+    kv.publish_tail(table, tokens, len(tokens))
+    kv.release(table)
+    return table
+
+
+def test_a_block_that_is_filled_in_part_is_found() -> None:
+    kv = KVCacheManager(8, 4)
+    ended(kv, list(range(10)))
+    assert hits(kv, list(range(11))) == hits(kv, [*range(10), 99, 99]) == 10
+    assert hits(kv, list(range(10))) == 8, "of two tokens there, one must be computed"
+    assert hits(kv, [*range(9), 99, 99]) == 8
+    assert hits(kv, list(range(3))) == 0
+    assert hits(kv, list(range(11)), b"tenant") == 0
+    ended(kv, [7, 8])
+    assert hits(kv, [7, 8, 9]) == 2
+    assert hits(KVCacheManager(8, 4, enable_prefix_caching=False), list(range(11))) == 0
+
+
+def test_who_finds_it_writes_into_it_and_the_next_into_a_copy() -> None:
+    kv = KVCacheManager(8, 4)
+    ended(kv, list(range(6)))
+    one, two = kv.table(), kv.table()
+    copies: list[tuple[int, int]] = []
+    tail = kv.find_prefix(one, [*range(6), 7]).tail
+    assert tail is not None
+    assert kv.adopt(one, kv.find_prefix(one, [*range(6), 7])) == 6
+    assert kv.grow(one, [*range(6), 7], 6, 7, copies)
+    assert copies == [] and one.blocks[1] is tail
+    assert kv.adopt(two, kv.find_prefix(two, [*range(6), 8])) == 6
+    assert kv.grow(two, [*range(6), 8], 6, 7, copies)
+    assert copies == [(tail.id, two.blocks[1].id)] and two.blocks[1] is not tail
+    assert kv.pool.num_used == 3
+    assert kv.pool.check() == []
+
+
+def test_its_name_changes_as_it_fills() -> None:
+    kv = KVCacheManager(8, 4)
+    ended(kv, list(range(5)))
+    ended(kv, list(range(7)))
+    assert hits(kv, [*range(7), 99]) == 7
+    assert hits(kv, [*range(5), 99]) == 4, "a block has one name"
+    ended(kv, list(range(8)))
+    assert hits(kv, [*range(8), 99]) == 8
+    assert hits(kv, [*range(7), 99]) == 4
+    assert kv.pool.check() == []
+
+
+def test_a_block_that_a_step_was_about_to_fill_keeps_its_name() -> None:
+    kv = KVCacheManager(8, 4)
+    table = filled(kv, list(range(8)))
+    kv.publish_tail(table, list(range(8)), 6)  # aborted while the last two are computed
+    kv.release(table)
+    assert hits(kv, [*range(8), 99]) == 8

@@ -108,6 +108,8 @@ async def test_a_bad_chat_field_is_a_400_with_its_name(live: Live, fields: dict[
         ({"prompt": ""}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [300]}, "prompt"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt": [5, -1]}, "prompt"),
         ({"prompt": [[5], [300]]}, "prompt"),
         ({"prompt": ["x"] * 129}, "prompt"),

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from quire.request import TokenLogprobs
-from quire.sampling_params import MAX_LOGPROBS
 
+USUAL = 20
+"""Likeliest tokens that are looked for where no more are wanted: always the same number, so that ties at the end fall alike for
+every caller, whatever the others of its batch want."""
 ROWS = 32
 """Rows whose logits, or float32 copies of them, exist at a time: a bound on memory that costs no time."""
 
@@ -31,10 +33,13 @@ def _rows(logits: Tensor, tokens: Rows[int], tops: Rows[int]) -> list[TokenLogpr
     logprobs = logits.float().log_softmax(dim=-1)
     own = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1))
     ranks = (logprobs > own).sum(dim=-1).add_(1).tolist()
-    # always the same number, so that ties at the end fall alike for every caller
-    likeliest = logprobs.topk(min(MAX_LOGPROBS, logits.shape[1]), dim=-1)
-    ids, values, own_values = likeliest.indices.tolist(), likeliest.values.tolist(), own.flatten().tolist()
-    return [
-        TokenLogprobs([token, *ids[r][:top]], [own_values[r], *values[r][:top]], ranks[r])
-        for r, (token, top) in enumerate(zip(tokens, tops, strict=True))
-    ]
+    own_values = own.flatten().tolist()
+    found: dict[int, TokenLogprobs] = {}
+    for width in {max(top, USUAL) for top in tops}:
+        rows = [r for r, top in enumerate(tops) if max(top, USUAL) == width]
+        some = logprobs if len(rows) == len(tokens) else logprobs[rows]
+        likeliest = some.topk(min(width, logits.shape[1]), dim=-1)
+        for r, ids, values in zip(rows, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True):
+            top = tops[r]
+            found[r] = TokenLogprobs([tokens[r], *ids[:top]], [own_values[r], *values[:top]], ranks[r])
+    return [found[r] for r in range(len(tokens))]
