@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+from torch import Tensor
 
 from quire.models import registry
 from quire.models.loader import inspect
 from quire.models.source import resolve
-from quire_testing.tiny_llama import permute
 
 
-def save_gguf(model: Any, folder: Path, path: Path, architecture: str, *, called: str | None = None) -> Path:
+def save_gguf(model: Any, folder: Path, path: Path, architecture: str = "llama", *, called: str | None = None) -> Path:
     """model was saved to folder. called: what the file says it is, where that is not the architecture."""
     config, state = model.config, model.state_dict()
     source = inspect(resolve(str(folder)))
@@ -47,3 +47,9 @@ def save_gguf(model: Any, folder: Path, path: Path, architecture: str, *, called
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def permute(rows: Tensor, heads: int) -> Tensor:
+    """The converter's reordering of q and k (convert_hf_to_gguf.py, LlamaModel.permute)."""
+    half = rows.shape[0] // heads // 2
+    return rows.view(heads, 2, half, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

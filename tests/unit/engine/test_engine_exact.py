@@ -13,7 +13,8 @@ import pytest
 from quire.engine.core import EngineCore
 from quire.request import AddRequest, SamplingParams, Sibling
 from quire_testing.cores import generate, make_core
-from quire_testing.tiny_llama import VOCAB, greedy, make_model, save_folder, save_gguf
+from quire_testing.tiny_gguf import save_gguf
+from quire_testing.tiny_llama import VOCAB, greedy, make_model, save_folder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 LLAMA3 = {
@@ -103,7 +104,7 @@ def test_sharded(reference: Any, expected: list[list[int]], tmp_path: Path) -> N
 @pytest.mark.parametrize("tied", [False, True])
 def test_gguf(tied: bool, tmp_path: Path) -> None:
     model = make_model(tie_word_embeddings=tied)
-    core = make_core(save_gguf(model, tmp_path / "tiny.gguf"))
+    core = make_core(save_gguf(model, save_folder(model, tmp_path), tmp_path / "tiny.gguf"))
     prompts = prompts_for(4)
     assert generate(core, prompts, GREEDY) == [greedy(model, prompt, 40) for prompt in prompts]
 

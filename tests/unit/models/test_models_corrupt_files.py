@@ -17,7 +17,8 @@ from quire.errors import ModelError
 from quire.models.gguf_file import GGUFFile
 from quire.models.loader import inspect, load
 from quire.models.source import ModelFiles, resolve
-from quire_testing.tiny_llama import make_model, save_folder, save_gguf
+from quire_testing.tiny_gguf import save_gguf
+from quire_testing.tiny_llama import make_model, save_folder
 
 CPU = torch.device("cpu")
 
@@ -43,7 +44,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = make_model(num_hidden_layers=1)
     save_folder(model, folder / "whole")
     save_folder(model, folder / "sharded", sharded=True)
-    save_gguf(model, folder / "model.gguf")
+    save_gguf(model, folder / "whole", folder / "model.gguf")
     for path in (folder / "whole", folder / "sharded", folder / "model.gguf"):
         load_all(path)
     return folder
