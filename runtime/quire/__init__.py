@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire.api.requests import TextPrompt, TokensPrompt
     from quire.outputs import CompletionOutput, RequestOutput
     from quire.request import RequestOutputKind, SamplingParams
-    from quire.structured import StructuredOutputsParams
+    from quire.structured import GuidedDecodingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
+    "GuidedDecodingParams",
     "LLMEngine",
     "RequestOutput",
     "RequestOutputKind",
@@ -48,6 +49,7 @@ _HOMES = {
     "BeamSearchParams": "quire.api.beam",
     "CompletionOutput": "quire.outputs",
     "EngineArgs": "quire.api.engine_args",
+    "GuidedDecodingParams": "quire.structured",
     "LLMEngine": "quire.api.llm_engine",
     "RequestOutput": "quire.outputs",
     "RequestOutputKind": "quire.request",

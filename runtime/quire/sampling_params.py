@@ -16,7 +16,8 @@ import msgspec
 from quire.errors import RequestError
 from quire.structured import StructuredOutput
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 1024
+"""Likeliest tokens that are told at most: each costs time at every token, and the vocabulary is no natural bound."""
 MAX_BIAS = 100.0
 MAX_ENTRIES = 1024
 """Entries of a list of ids, words or biases, where the vocabulary is no natural bound: each costs time at every token."""
@@ -48,7 +49,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     detokenize: False gives token ids only. skip_special_tokens: control tokens are no text.
     spaces_between_special_tokens: False leaves out the space before a special token that follows another.
     truncate_prompt_tokens: keep that many last tokens of the prompt; -1 is what the model's length leaves.
-    structured_outputs: what the text must look like (`quire.structured`); not together with ignore_eos.
+    structured_outputs: what the text must look like (`quire.structured`); not together with ignore_eos. guided_decoding: vLLM's
+    older name of it, always None afterwards.
     extra_args: for custom logits processors. bad_words_token_ids: filled in by the tokenizer.
     output_kind: what streams of the Python API hold; the engine does not look at it.
 
@@ -82,6 +84,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutput | None = None
+    guided_decoding: StructuredOutput | None = None
     extra_args: dict[str, Any] | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -106,6 +109,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
             raise refusal("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
         if self.best_of is not None and self.best_of < self.n:
             raise refusal("best_of", self.best_of, f"at least n, which is {self.n}")
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise refusal(
+                    "guided_decoding", "both", "absent together with structured_outputs, whose older name it is"
+                )
+            self.structured_outputs, self.guided_decoding = self.guided_decoding, None
         if self.structured_outputs is not None and self.ignore_eos:
             bound = f"false together with {self.structured_outputs.param}, whose end is the answer's"
             raise refusal("ignore_eos", True, bound)

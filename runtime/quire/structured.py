@@ -120,6 +120,11 @@ StructuredOutputsParams = structured_output
 """The name that users of vLLM know."""
 
 
+def GuidedDecodingParams(backend: str | None = None, **fields: Any) -> StructuredOutput:
+    """vLLM's older name. backend: there is one here, whatever is asked for. The others as of `structured_output`."""
+    return structured_output(**fields, param="guided_decoding")
+
+
 def _text(value: object, param: str) -> str:
     """JSON in which equal values are equal texts up to the order of keys, which is the order of an answer's properties."""
     try:

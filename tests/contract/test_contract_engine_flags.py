@@ -32,6 +32,8 @@ SAMPLES: dict[str, Any] = {
     "dtype": "float32",
     "kv_cache_dtype": "float32",
     "tokenizer": "org/name",
+    "tokenizer_revision": "v1",
+    "generation_config": "none",
     "max_model_len": 512,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 256,

@@ -1,6 +1,7 @@
-"""`python serve_scripted.py FOLDER PORT [hold|refuse|never]`: the real server process over a scripted engine.
+"""`python serve_scripted.py FOLDER PORT [hold|refuse|never|told]`: the real server process over a scripted engine.
 
-hold: nothing moves until SIGUSR1. refuse: the engine cannot start. never: it never comes up. SIGUSR2 kills the engine.
+hold: nothing moves until SIGUSR1. refuse: the engine cannot start. never: it never comes up. told: answers are the temperature and
+max_tokens that the engine was told. SIGUSR2 kills the engine.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ from live_server import ids_of
 from quire.config import ServeConfig
 from quire.entrypoints import cli
 from quire.errors import ModelError
+from quire.logs import set_up_logging
 from quire.server.engine import Engine
 from quire.server.run import serve
 from scripted_engine import ScriptedEngine
 
 
 async def start() -> Engine:
-    engine = ScriptedEngine(lambda _: ids_of("hello"))
+    mode = sys.argv[3] if len(sys.argv) > 3 else ""
+    told = mode == "told"
+    engine = ScriptedEngine(
+        lambda request: ids_of(f"{request.params.temperature:g} {request.params.max_tokens}" if told else "hello")
+    )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, engine.release)
     loop.add_signal_handler(signal.SIGUSR2, lambda: engine.die("killed by SIGKILL (out of memory?)"))
-    mode = sys.argv[3] if len(sys.argv) > 3 else ""
     if mode == "hold":
         engine.hold()
     if mode == "refuse":
@@ -34,6 +39,7 @@ async def start() -> Engine:
 
 
 def run(_: object, **__: object) -> None:
+    set_up_logging("info")
     config = ServeConfig.model_validate(
         {"model": sys.argv[1], "host": "127.0.0.1", "port": int(sys.argv[2]), "drain_timeout": float(sys.argv[4])}
     )

@@ -26,6 +26,20 @@ def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({}, ("m", "main")),
+        ({"revision": "v1"}, ("m", "v1")),
+        ({"revision": "v1", "tokenizer_revision": "t2"}, ("m", "t2")),
+        ({"revision": "v1", "tokenizer": "org/t"}, ("org/t", "main")),
+        ({"revision": "v1", "tokenizer": "org/t", "tokenizer_revision": "t2"}, ("org/t", "t2")),
+    ],
+)
+def test_what_holds_the_tokenizer(fields: dict[str, str], source: tuple[str, str]) -> None:
+    assert EngineConfig(model="m", **fields).tokenizer_source == source
+
+
+@pytest.mark.parametrize(
     ("value", "meaning"),
     [*((yes, True) for yes in ("true", "True", "1", "yes", "on")), ("false", False), ("off", False)],
 )

@@ -49,9 +49,9 @@ PAGE = Path(__file__).parents[2] / "docs/sampling.md"
         ("max_tokens", 0, "at least 1, got 0"),
         ("min_tokens", -1, "at least 0"),
         ("min_tokens", 17, "at most max_tokens, which is 16, got 17"),
-        ("logprobs", -1, "between 0 and 20, got -1"),
-        ("logprobs", 21, "between 0 and 20, got 21"),
-        ("prompt_logprobs", 21, "between 0 and 20"),
+        ("logprobs", -1, "between 0 and 1024, got -1"),
+        ("logprobs", 1025, "between 0 and 1024, got 1025"),
+        ("prompt_logprobs", 1025, "between 0 and 1024"),
         ("truncate_prompt_tokens", 0, "-1 or at least 1, got 0"),
     ],
 )

@@ -46,6 +46,19 @@ class Engine(ApiModel):
         "Type of the KV cache. auto is dtype.", "auto"
     )
     tokenizer: str | None = _flag("Folder or hub id of the tokenizer.", "the model's own", min_length=1, max_length=512)
+    tokenizer_revision: str | None = _flag(
+        "Git revision of the tokenizer.",
+        "the model's for its own, main for a separate one",
+        min_length=1,
+        max_length=256,
+    )
+    generation_config: str | None = _flag(
+        "Sampling parameters that requests do not set. auto takes them from the model's generation_config.json, none leaves it "
+        "out, a file or folder in the pod replaces it.",
+        "auto",
+        min_length=1,
+        max_length=512,
+    )
     max_model_len: int | None = _flag(
         "Tokens of prompt plus answer at most. Longer prompts are refused with 400.",
         "what the model was made for",

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from quire.api.engine_args import EngineArgs
 from quire.api.engine_thread import EngineThread, Subscriber
-from quire.api.requests import Encoded, Prompt, encode, load_text, prepare
+from quire.api.requests import Encoded, Prompt, encode, load_defaults, load_text, prepare
 from quire.config import EngineConfig
 from quire.errors import EngineDeadError, RequestError
 from quire.outputs import RequestOutput
@@ -31,6 +31,7 @@ class AsyncLLMEngine:
     def __init__(self, config: EngineConfig, *, load_timeout_s: float = 1800.0) -> None:
         self.config = config
         self._tokenizer = load_text(config)
+        self._defaults = load_defaults(config)
         self._thread = EngineThread(config, load_timeout_s=load_timeout_s)
         self._end = weakref.finalize(self, self._thread.close)
 
@@ -59,7 +60,7 @@ class AsyncLLMEngine:
         """
         if lora_request is not None:
             raise RequestError("lora_request is not supported: there are no adapters yet", param="lora_request")
-        params = (sampling_params or SamplingParams()).clone()
+        params = (sampling_params or self._defaults.params()).clone()
         encoded = await self._encode(prompt)
         name = self._thread.new_id() if request_id is None else request_id
         state = prepare(name, encoded, params, self._tokenizer, self.ready)
@@ -77,6 +78,10 @@ class AsyncLLMEngine:
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; each open `generate` gets a last output with finish reason `abort`. Unknown ids are ignored."""
         await self._thread.abort([request_id] if isinstance(request_id, str) else list(request_id))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses where none are given: the model's own, see `--generation-config`."""
+        return self._defaults.params()
 
     async def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

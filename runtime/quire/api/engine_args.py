@@ -26,6 +26,9 @@ VLLM_ALIASES: dict[str, str] = {
 }
 """vLLM's names of fields that are called otherwise here."""
 
+IN_GIB = frozenset({"swap_space"})
+"""Fields that vLLM takes as a number of GiB; here a number alone would be bytes."""
+
 NO_EFFECT: dict[str, str] = {
     "enforce_eager": "every step runs eagerly, there are no graphs to capture",
     "compilation_config": "nothing is compiled at the start",
@@ -34,6 +37,7 @@ NO_EFFECT: dict[str, str] = {
     "disable_custom_all_reduce": "there is no all-reduce",
     "disable_log_stats": "figures are in StepStats and /metrics, not in the log",
     "disable_log_requests": "requests are not logged",
+    "max_logprobs": "up to 1024 log probabilities of a token are told in any case",
     "max_parallel_loading_workers": "one process loads the weights",
     "ray_workers_use_nsight": "there are no Ray workers",
 }
@@ -41,7 +45,6 @@ NO_EFFECT: dict[str, str] = {
 
 ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "tokenizer_mode": (("auto",), "every tokenizer is the fast one"),
-    "tokenizer_revision": ((None,), "give tokenizer a local folder of that revision"),
     "code_revision": ((None,), "code comes from the model's own revision"),
     "skip_tokenizer_init": ((False,), "answers are decoded here"),
     "load_format": (("auto",), "the format is seen from the files"),
@@ -52,15 +55,12 @@ ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "task": (("auto", "generate"), "models generate text"),
     "runner": (("auto", "generate"), "models generate text"),
     "convert": (("auto", "none"), "models generate text"),
-    "generation_config": (("vllm",), "defaults of sampling are those of SamplingParams"),
     "override_generation_config": ((None, {}), "give SamplingParams"),
     "enable_chunked_prefill": ((None, True), "long prompts are always computed in chunks"),
     "disable_sliding_window": ((False,), "a model is run as it was trained"),
     "async_scheduling": ((None, False), "a step is scheduled when the one before has ended"),
     "enable_log_requests": ((False,), "requests are not logged"),
-    "swap_space": ((None, 0), "preempted requests are recomputed"),
     "cpu_offload_gb": ((0,), "weights are on one device"),
-    "max_logprobs": ((None, 20), "the bound is fixed"),
     "data_parallel_size": ((1,), "run several replicas"),
     "distributed_executor_backend": ((None, "mp", "uni"), "an engine is one process"),
     "enable_expert_parallel": ((False,), "an engine is one process"),
@@ -87,7 +87,8 @@ def canonical(given: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             if field in fields:
                 raise ConfigError(f"{field} is given twice, once as {name}; leave one out")
-            fields[field] = value
+            in_gib = field in IN_GIB and isinstance(value, int | float) and not isinstance(value, bool)
+            fields[field] = f"{value:g}Gi" if in_gib else value
     return fields
 
 

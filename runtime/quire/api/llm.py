@@ -68,8 +68,8 @@ class LLM:
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses where none are given."""
-        return SamplingParams()
+        """What `generate` and `chat` use where none are given: the model's own, see `--generation-config`."""
+        return self.llm_engine.get_default_sampling_params()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prompts; True, as that is always possible."""

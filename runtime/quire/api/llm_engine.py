@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quire.api.engine_args import EngineArgs
-from quire.api.requests import Encoded, Prompt, encode, engine_request, load_text, prepare
+from quire.api.requests import Encoded, Prompt, encode, engine_request, load_defaults, load_text, prepare
 from quire.config import EngineConfig
 from quire.engine.startup import build
 from quire.errors import RequestError
@@ -26,6 +26,7 @@ class LLMEngine:
         """Load the model, and the tokenizer where it is not given; raises ConfigError or ModelError."""
         self.config = config
         self.tokenizer = tokenizer or load_text(config)
+        self._defaults = load_defaults(config)
         self.core, self.ready = build(config)
         self.stats: StepStats = self.core.stats()
         self._requests: dict[str, RequestState] = {}
@@ -40,11 +41,15 @@ class LLMEngine:
         """The model's tokenizer."""
         return self.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Parameters of requests that bring none: the model's own, see `--generation-config`. A new object each time."""
+        return self._defaults.params()
+
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
     ) -> None:
         """Take a request; the next steps serve it. Raises RequestError where it can never be served."""
-        checked = (params or SamplingParams()).clone()
+        checked = (params or self.get_default_sampling_params()).clone()
         self.add_encoded(request_id, encode(prompt, self.tokenizer), checked, priority=priority)
 
     def add_encoded(

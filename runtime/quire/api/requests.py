@@ -13,7 +13,8 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.errors import RequestError
-from quire.models.source import resolve
+from quire.models.generation_config import SamplingDefaults, sampling_defaults
+from quire.models.source import ModelFiles, resolve, resolve_tokenizer
 from quire.outputs.choice import choices_of, requests_of
 from quire.outputs.state import RequestState
 from quire.request import AddRequest, EngineReady, RequestOutputKind, SamplingParams, checked_salt
@@ -55,9 +56,20 @@ class Encoded:
 
 def load_text(config: EngineConfig, *, say: Callable[[str], None] = _log.info) -> Tokenizer:
     """The tokenizer a configuration asks for. say: told what is fetched. Raises ModelError."""
-    files = resolve(config.model, revision=config.revision, with_code=config.trust_remote_code, say=say)
-    own = files if config.tokenizer is None else resolve(config.tokenizer, tokenizer_only=True, say=say)
-    return load_tokenizer(own.path, name=files.name)
+    files = _files(config, say)
+    return load_tokenizer(resolve_tokenizer(config, files, say=say).path, name=files.name)
+
+
+def load_defaults(config: EngineConfig) -> SamplingDefaults:
+    """Sampling parameters of requests that bring none; said once in the log. Raises ConfigError or ModelError."""
+    defaults = sampling_defaults(config.generation_config, _files(config, _log.info))
+    if defaults.notice:
+        _log.warning("%s", defaults.notice)
+    return defaults
+
+
+def _files(config: EngineConfig, say: Callable[[str], None]) -> ModelFiles:
+    return resolve(config.model, revision=config.revision, with_code=config.trust_remote_code, say=say)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -42,6 +42,17 @@ class EngineConfig(BaseModel):
     )
     tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer; default: the model's own")
     revision: str = Field("main", min_length=1, description="git revision of a hub model")
+    tokenizer_revision: str | None = Field(
+        None,
+        min_length=1,
+        description="git revision of the tokenizer; default: the model's for its own, main for a separate one",
+    )
+    generation_config: str = Field(
+        "auto",
+        min_length=1,
+        description="sampling parameters that requests do not set: auto takes them from the model's generation_config.json, none "
+        "leaves it out, a file or folder replaces it",
+    )
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto", description="whose code computes the model; auto takes transformers where there is no native one"
     )
@@ -108,6 +119,12 @@ class EngineConfig(BaseModel):
     cpu_threads: int | None = Field(
         None, ge=1, le=1024, description="threads of the CPU back end; default: the container's CPU quota"
     )
+
+    @property
+    def tokenizer_source(self) -> tuple[str, str]:
+        """What holds the tokenizer, and at which revision; both as of a model."""
+        own = self.revision if self.tokenizer is None else "main"
+        return self.tokenizer or self.model, self.tokenizer_revision or own
 
 
 class ServeConfig(EngineConfig):

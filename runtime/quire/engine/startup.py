@@ -112,10 +112,11 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             swap=SwapSpace(memory.num_swap_blocks) if swap_pool is not None else None,
             costs=PreemptionCosts(0.0 if swap_pool is None else measure_swap(pool, swap_pool)),
         )
+        tokenizer, tokenizer_revision = config.tokenizer_source
         grammars = Grammars(
             Settings(
-                tokenizer=config.tokenizer or config.model,
-                revision="main" if config.tokenizer else config.revision,
+                tokenizer=tokenizer,
+                revision=tokenizer_revision,
                 vocab_size=description.vocab_size,
                 eos_token_ids=list(description.eos_token_ids),
                 limits=Limits(),

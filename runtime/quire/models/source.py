@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from quire.config import EngineConfig
 from quire.errors import ModelError
 from quire.models import bundled
 
@@ -64,6 +65,14 @@ def resolve(
         f"no model {model!r}: it is no file or folder here, no hub id (org/name), and no bundled name "
         f"({', '.join(sorted(bundled.BUNDLED))})"
     )
+
+
+def resolve_tokenizer(config: EngineConfig, files: ModelFiles, *, say: Callable[[str], None] = _log.info) -> ModelFiles:
+    """Find the files of a configuration's tokenizer. files: those of its model. Raises ModelError as `resolve` does."""
+    model, revision = config.tokenizer_source
+    if (model, revision) == (config.model, config.revision):
+        return files
+    return resolve(model, revision=revision, tokenizer_only=True, say=say)
 
 
 def _path_of_url(url: str) -> Path:

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from quire.config import ServeConfig
 from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError
 from quire.metrics import EngineMetrics
+from quire.models.generation_config import SamplingDefaults
 from quire.outputs.choice import Choice, choices_of, requests_of
 from quire.request import EngineReady, FinishReason, SamplingParams, StepOutputs, StepStats
 from quire.server.engine import Engine
@@ -51,6 +52,7 @@ class Frontend:
         self.started_s = time.monotonic()
         self.created = int(time.time())
         self.stats: StepStats | None = None
+        self.defaults = SamplingDefaults()
         self._tokenizer: Tokenizer | None = None
         self._engine: Engine | None = None
         self._choices: dict[str, tuple[Job, Choice]] = {}
@@ -66,9 +68,17 @@ class Frontend:
             self.names = (name,)
             self.metrics = EngineMetrics(name, namespace=self.config.metric_namespace)
 
-    def attach(self, engine: Engine, tokenizer: Tokenizer, labels: Mapping[str, str]) -> None:
-        """The engine is up and the tokenizer is read: take requests. labels: more labels of `engine_info`."""
+    def attach(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        labels: Mapping[str, str],
+        defaults: SamplingDefaults | None = None,
+    ) -> None:
+        """The engine is up and the tokenizer is read: take requests. labels: more labels of `engine_info`. defaults: of sampling
+        parameters that requests do not set."""
         self._engine, self._tokenizer = engine, tokenizer
+        self.defaults = defaults or SamplingDefaults()
         self.metrics.ready(engine.ready, labels)
         self.metrics.startup("total", time.monotonic() - self.started_s)
         self._last_sign_s = self._clock()

@@ -84,14 +84,16 @@ def fitted(
     """Prompts as far as they are wanted, and resolved sampling parameters for each; raises RequestError where something
     does not fit.
 
-    Without a limit on tokens an answer may use what its prompt leaves of the model's length.
+    Without a limit on tokens an answer may use what its prompt leaves of the model's length, or as much of it as the model's
+    own default says.
     """
-    ready, params = frontend.ready, body.sampling()
+    ready, defaults, params = frontend.ready, frontend.defaults, body.sampling(frontend.defaults.values)
     params.check_ids(ready.vocab_size)
     kept = [params.truncated(prompt, ready.max_model_len) for prompt in prompts]
     where = "messages" if hasattr(body, "messages") else "prompt"
     rooms = [_room(ready.max_model_len, len(prompt), *body.max_tokens_field, where) for prompt in kept]
-    return kept, [frontend.tokenizer.resolve(params, room=room) for room in rooms]
+    most = ready.max_model_len if defaults.max_tokens is None else max(defaults.max_tokens, params.min_tokens)
+    return kept, [frontend.tokenizer.resolve(params, room=min(room, most)) for room in rooms]
 
 
 def _room(limit: int, length: int, name: str, max_tokens: int | None, where: str) -> int:

@@ -13,10 +13,12 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from quire.errors import RequestError
 from quire.request import SamplingParams
-from quire.sampling_params import MAX_LOGPROBS, refusal
+from quire.sampling_params import refusal
 from quire.server.formats import Formats
 
 MAX_PROMPTS = 128
+MAX_LOGPROBS = 20
+"""OpenAI's bound; a program in Python may ask for more."""
 _OWN_MEANING = frozenset(
     {"max_tokens", "logprobs", "structured_outputs"}
 )  # fields whose form differs from that of SamplingParams
@@ -100,15 +102,18 @@ class Sampling(Body, Formats):
             raise RequestError("stream_options needs stream: true", param="stream_options", code="invalid_value")
         return self.stream_options.include_usage
 
-    def sampling(self) -> SamplingParams:
-        """Raises RequestError that names a field out of bounds."""
+    def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """defaults: of fields that are not set. Raises RequestError that names a field out of bounds."""
         name, max_tokens = self.max_tokens_field
         if max_tokens is not None and max_tokens < 1:
             raise RequestError(f"{name} must be at least 1, got {max_tokens}", param=name, code="invalid_value")
+        for field, count in (("logprobs", self.num_logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None and count > MAX_LOGPROBS:
+                raise refusal(field, count, f"between 0 and {MAX_LOGPROBS}")
         own = type(self).model_fields.keys() & set(SamplingParams.__struct_fields__) - _OWN_MEANING
         given = {field: value for field in own if (value := getattr(self, field)) is not None}
         params = SamplingParams(
-            **given,
+            **{**defaults, **given},
             max_tokens=max_tokens,
             logprobs=self.num_logprobs,
             structured_outputs=self.structured_output(),

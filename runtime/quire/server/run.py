@@ -20,7 +20,8 @@ import uvicorn
 
 from quire.config import ServeConfig
 from quire.errors import ConfigError, ModelError, OverloadedError, QuireError
-from quire.models.source import ModelFiles, resolve
+from quire.models.generation_config import SamplingDefaults, sampling_defaults
+from quire.models.source import ModelFiles, resolve, resolve_tokenizer
 from quire.server.app import create_app
 from quire.server.engine import Engine, EngineStart
 from quire.server.frontend import Frontend
@@ -126,6 +127,7 @@ class _Process:
                     say=self._say,
                 )
                 frontend.named(files.name)
+                defaults = self._read_defaults(files)
                 frontend.stage = "starting the engine"
                 began = time.monotonic()
                 engine_start = asyncio.ensure_future(self._start_engine())
@@ -150,15 +152,19 @@ class _Process:
         except QuireError as exc:
             frontend.die(exc)
             raise
-        frontend.attach(self._engine, tokenizer, {})
+        frontend.attach(self._engine, tokenizer, {}, defaults)
         return _Loaded(self._engine, tokenizer)
 
     def _read_tokenizer(self, files: ModelFiles) -> Tokenizer:
         config = self._config
-        path = files.path
-        if config.tokenizer is not None:
-            path = resolve(config.tokenizer, tokenizer_only=True, say=self._say).path
+        path = resolve_tokenizer(config, files, say=self._say).path
         return load_tokenizer(path, chat_template=config.chat_template, name=self._frontend.names[0])
+
+    def _read_defaults(self, files: ModelFiles) -> SamplingDefaults:
+        defaults = sampling_defaults(self._config.generation_config, files)
+        if defaults.notice:
+            _log.info("%s", defaults.notice)
+        return defaults
 
     def _announce(self, engine: Engine) -> None:
         """What a person wants to know when it is up."""

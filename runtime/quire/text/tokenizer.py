@@ -55,6 +55,39 @@ class Tokenizer:
     def __len__(self) -> int:
         return len(self.pieces)
 
+    @property
+    def eos_token_id(self) -> int | None:
+        """The first of `eos_ids`, under the name that users of transformers know."""
+        return self.eos_ids[0] if self.eos_ids else None
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.bos_id
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self.pad_id
+
+    @property
+    def eos_token(self) -> str | None:
+        """How the vocabulary writes `eos_token_id`."""
+        return None if self.eos_token_id is None else self.spelling(self.eos_token_id)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self)
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
+        """The id of a token as the vocabulary writes it, or of each of several; None for what it does not know."""
+        if isinstance(tokens, str):
+            found: int | None = self._backend.token_to_id(tokens)
+            return found
+        return [self._backend.token_to_id(token) for token in tokens]
+
+    def convert_ids_to_tokens(self, token_ids: int | Sequence[int]) -> str | list[str | None] | None:
+        """The reverse of `convert_tokens_to_ids`."""
+        return self.spelling(token_ids) if isinstance(token_ids, int) else [self.spelling(i) for i in token_ids]
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a raw prompt: special tokens in it count as such; exactly one begin token where the model wants one."""
         ids = self._ids(text, add_special_tokens)
@@ -142,7 +175,7 @@ class Tokenizer:
     def resolve(self, params: SamplingParams, *, room: int) -> SamplingParams:
         """Sampling parameters as the engine wants them.
 
-        room: tokens that fit behind the prompt, the default of max_tokens. Stop strings that spell a special token become
+        room: the default of max_tokens, which is what fits behind the prompt at most. Stop strings that spell a special token become
         stop token ids, since special tokens are no part of the text; end ids join them unless `ignore_eos`. Bad words
         become token ids, as the beginning of a text and behind a space.
         """

@@ -104,3 +104,10 @@ def test_an_llm_is_made_of_them(tmp_path: Path) -> None:
     args = EngineArgs(model=tiny_folder(tmp_path), dtype="float32", cpu_threads=1, num_blocks=16, max_seq_len=100)
     llm = LLM.from_engine_args(args)
     assert (llm.ready.num_blocks, llm.ready.max_model_len, llm.config.dtype) == (16, 100, "float32")
+
+
+def test_swap_space_is_a_number_of_gib_as_in_vllm() -> None:
+    sizes = [EngineArgs(swap_space=size).create_engine_config().swap_space for size in (4, 0.5, 0, "512Mi", None)]
+    assert sizes == ["4Gi", "0.5Gi", "0Gi", "512Mi", None]
+    args = EngineArgs(swap_space=4)
+    assert EngineArgs(**dataclasses.asdict(args)) == args

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire import RequestOutputKind, SamplingParams
+from quire import GuidedDecodingParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.errors import RequestError
 
 
@@ -29,3 +29,19 @@ def test_fields_may_be_set_and_are_checked_when_taken() -> None:
     params.top_p = 1.5
     with pytest.raises(RequestError, match="top_p must be above 0 and at most 1"):
         params.clone()
+
+
+def test_guided_decoding_is_the_older_name_of_structured_outputs() -> None:
+    guided = SamplingParams(guided_decoding=GuidedDecodingParams(choice=["a", "b"], backend="xgrammar"))
+    assert guided.guided_decoding is None
+    assert guided.structured_outputs is not None
+    assert guided.structured_outputs.key == StructuredOutputsParams(choice=["a", "b"]).key
+    assert guided.clone() == guided
+    with pytest.raises(RequestError, match="guided_decoding must be exactly one of json, regex, choice"):
+        GuidedDecodingParams(backend="auto")
+    both = {
+        "guided_decoding": GuidedDecodingParams(regex="a"),
+        "structured_outputs": StructuredOutputsParams(regex="a"),
+    }
+    with pytest.raises(RequestError, match="guided_decoding must be absent together with structured_outputs"):
+        SamplingParams(**both)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tiny_hub import COMMIT, tiny_hub
 
 RESOLVE = """
@@ -24,6 +26,14 @@ try:
 except ModelError as exc:
     sys.exit(f"quire: error: {{exc}}")
 """
+DOORS = {
+    "the Python API": "from quire.api.requests import load_text; load_text(config)",
+    "the server": """
+from quire.models.source import resolve
+from quire.server.run import _Process
+_Process(config, None, print)._read_tokenizer(resolve(config.model, revision=config.revision))
+""",
+}
 NAMED = ("org/name", {})
 NOBODY = "http://127.0.0.1:9"
 
@@ -32,10 +42,15 @@ def resolved(
     home: Path, endpoint: str, *asked: tuple[str, dict[str, object]], **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Resolve models one after the other. home: where the hub's cache is."""
+    return run(RESOLVE.format(asked=asked or (NAMED,)), home, endpoint, **variables)
+
+
+def run(code: str, home: Path, endpoint: str, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     env = {**kept, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1", **variables}
-    command = [sys.executable, "-c", RESOLVE.format(asked=asked or (NAMED,))]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def error_of(result: subprocess.CompletedProcess[str]) -> str:
@@ -78,6 +93,32 @@ def test_the_revision_is_asked_for_and_kept_apart(tmp_path: Path) -> None:
     assert not any("main" in path for path, _ in hub.requests)
     missing = resolved(tmp_path, NOBODY)
     assert error_of(missing).startswith(f"quire: error: cannot download org/name (revision main) from {NOBODY}: ")
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"revision": "v1"}, {"v1"}),
+        ({"revision": "v1", "tokenizer_revision": "t2"}, {"v1", "t2"}),
+        ({"revision": "v1", "tokenizer": "org/name"}, {"v1", "main"}),
+        ({"revision": "v1", "tokenizer": "org/name", "tokenizer_revision": "t2"}, {"v1", "t2"}),
+    ],
+)
+def test_the_tokenizer_is_taken_from_its_own_revision(
+    door: str, fields: dict[str, str], asked: set[str], tmp_path: Path
+) -> None:
+    """The same from everywhere. The hub's tokenizer is empty, which is how each ends."""
+    with tiny_hub() as hub:
+        code = (
+            "import asyncio, sys\nfrom quire.config import ServeConfig\nfrom quire.errors import ModelError\n"
+            f"config = ServeConfig(model='org/name', **{fields!r})\n"
+            f"async def main():\n    exec({DOORS[door]!r}, globals())\n"
+            "try:\n    asyncio.run(main())\nexcept ModelError as exc:\n    sys.exit(str(exc))\n"
+        )
+        result = run(code, tmp_path, hub.url)
+    assert "cannot read" in error_of(result), result.stderr
+    assert {path.rpartition("/")[2] for path, _ in hub.requests if "/revision/" in path} == asked
 
 
 def test_the_token_is_sent_and_its_lack_is_said(tmp_path: Path) -> None:

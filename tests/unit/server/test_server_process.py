@@ -1,6 +1,7 @@
 """The process: announcement, drain, second signal, death of the engine, refusals; as a real process with real signals."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -52,9 +53,12 @@ class Process:
 
 @asynccontextmanager
 async def process(
-    folder: Path, mode: str = "", *, drain_s: float = 30, port: int | None = None
+    folder: Path, mode: str = "", *, drain_s: float = 30, port: int | None = None, **generation: float
 ) -> AsyncIterator[Process]:
+    """generation: entries of generation_config.json."""
     write_tokenizer(folder)
+    if generation:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
     (folder / "config.json").write_text("{}")
     if port is None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -101,6 +105,28 @@ async def test_it_announces_itself_and_ends_on_sigterm(tmp_path: Path) -> None:
         assert (await running.http.post("/v1/chat/completions", json=CHAT)).status_code == 200
         running.send(signal.SIGTERM)
         assert (await running.end())[0] == 0
+
+
+async def test_the_models_sampling_defaults_are_said_once_and_hold(tmp_path: Path) -> None:
+    async with process(tmp_path, "told", temperature=0.25, max_new_tokens=7) as running:
+        await running.line("curl")
+        answer = (await running.http.post("/v1/chat/completions", json=CHAT)).json()
+        assert answer["choices"][0]["message"]["content"] == "0.25 7"
+        running.send(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            _, logged = await running.handle.communicate()
+    said = [line for line in logged.decode().splitlines() if "sampling defaults of" in line]
+    assert len(said) == 1
+    assert "temperature 0.25, max_tokens 7; --generation-config none leaves them out" in said[0]
+
+
+async def test_bad_sampling_defaults_end_the_start(tmp_path: Path) -> None:
+    async with process(tmp_path, temperature=-1) as running:
+        status, last = await running.end()
+    assert status == 1
+    assert last.startswith(
+        f"quire: error: {tmp_path / 'generation_config.json'}: temperature must be between 0 and 100"
+    )
 
 
 async def test_drain_lets_running_requests_finish(tmp_path: Path) -> None:

@@ -145,6 +145,17 @@ def test_folder_faults_name_the_file(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "absent")
 
 
+def test_names_that_users_of_transformers_know(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path))
+    assert (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.eos_token) == (2, 1, "<|im_end|>")
+    assert tokenizer.pad_token_id is None
+    assert tokenizer.vocab_size == len(tokenizer)
+    assert tokenizer.convert_tokens_to_ids("<|im_start|>") == 1
+    assert tokenizer.convert_tokens_to_ids(["<|im_end|>", "no such token"]) == [2, None]
+    assert tokenizer.convert_ids_to_tokens(2) == "<|im_end|>"
+    assert tokenizer.convert_ids_to_tokens([0, 10_000]) == ["<|endoftext|>", None]
+
+
 def test_sentencepiece_style_vocabularies_decode() -> None:
     words = ["<unk>", "<s>", "</s>", "▁Hello", "▁world", "<0xF0>", "<0x9F>", "<0x8E>", "<0x89>", "!"]
     backend = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], byte_fallback=True))

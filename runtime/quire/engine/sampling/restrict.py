@@ -68,7 +68,7 @@ def _top(logits: Tensor, params: Rows[SamplingParams]) -> None:
     p = torch.tensor([top_p[row] for row in narrow], device=logits.device)
     floor, complete = _floor(rows, k, p, min(NUM_CANDIDATES, vocab))
     if not bool(complete.all()):
-        for few in (~complete).nonzero().flatten().split(SORTED_ROWS):
+        for few in torch.split((~complete).nonzero().flatten(), SORTED_ROWS):
             floor[few] = _floor(rows[few], k[few], p[few], vocab)[0]
     logits[index] = rows.masked_fill_(rows < floor.unsqueeze(1), float("-inf"))
 
