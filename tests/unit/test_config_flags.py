@@ -136,8 +136,21 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stderr.strip() == ""
 
 
+def test_the_engine_is_spawned_before_anything_of_the_server_is_imported() -> None:
+    code = (
+        "import sys, quire.entrypoints.cli, quire.entrypoints.serve\n"
+        "sys.exit(' '.join({'asyncio', 'fastapi', 'msgspec', 'numpy', 'uvicorn', 'zmq'} & set(sys.modules)))"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environ, timeout=60
+    )
+    assert done.stderr.strip() == ""
+
+
 def test_the_server_process_never_loads_torch() -> None:
-    code = "import sys, quire.entrypoints.serve\nsys.exit(' '.join({'torch', 'triton', 'transformers'} & set(sys.modules)))"
+    modules = "quire.entrypoints.serve, quire.engine.client, quire.server.run"
+    code = f"import sys, {modules}\nsys.exit(' '.join({{'torch', 'triton', 'transformers'}} & set(sys.modules)))"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environ, timeout=60

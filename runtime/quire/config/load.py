@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from quire.config.describe import bound_of, flag_of, kind_of, variable_of
@@ -70,6 +69,8 @@ def _from_environ(cls: type[EngineConfig], environ: Mapping[str, str]) -> dict[s
 
 
 def _from_file(cls: type[EngineConfig], file: Path) -> dict[str, Any]:
+    import yaml  # the one user of it, and most starts have no file
+
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:

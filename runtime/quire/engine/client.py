@@ -1,6 +1,6 @@
 """The server's end of the engine process: start it, talk to it, notice its death, end it.
 
-Asyncio only. The process is spawned, never forked, with an interpreter of its own. It dies with this one: by the kernel's
+Asyncio only. The process (`spawn`) is never forked, it has an interpreter of its own. It dies with this one: by the kernel's
 parent-death signal on Linux, by its standard input closing everywhere.
 """
 
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
 import signal
-import sys
-import time
+import threading
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import msgspec
 import zmq
@@ -21,6 +19,7 @@ import zmq.asyncio
 
 from quire.config import EngineConfig
 from quire.engine import wire
+from quire.engine.spawn import Spawned, spawn
 from quire.errors import ConfigError, EngineDeadError, ModelError, QuireError
 from quire.request import (
     AbortRequest,
@@ -47,26 +46,33 @@ class EngineClient:
 
     ready: EngineReady
 
-    def __init__(self, folder_endpoints: wire.Endpoints) -> None:
-        self._endpoints = folder_endpoints
+    def __init__(self, spawned: Spawned) -> None:
+        self._spawned = spawned
+        endpoints = wire.endpoints(spawned.folder)
         self._context = zmq.asyncio.Context()
-        self._requests = self._bind(zmq.PUSH, folder_endpoints.requests)
-        self._outputs = self._bind(zmq.PULL, folder_endpoints.outputs)
-        self._process: asyncio.subprocess.Process | None = None
-        self._exited: asyncio.Task[int] | None = None
+        self._requests = self._bind(zmq.PUSH, endpoints.requests)
+        self._outputs = self._bind(zmq.PULL, endpoints.outputs)
+        self._exited = _exit_of(spawned)
         self._closed = False
         self._failure: EngineDeadError | None = None
 
     @classmethod
-    async def start(cls, config: EngineConfig, *, deadline_s: float = 600.0, log_level: str = "info") -> EngineClient:
-        """Spawn the engine and wait until it is ready.
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        deadline_s: float = 600.0,
+        log_level: str = "info",
+        spawned: Spawned | None = None,
+    ) -> EngineClient:
+        """Configure an engine's process and wait until it is ready. spawned: the process; default: a new one.
 
         Raises ModelError or ConfigError with the engine's own sentence, EngineDeadError where it died or took longer than
         deadline_s seconds.
         """
-        client = cls(wire.endpoints(wire.private_folder()))
+        client = cls(spawned or spawn())
         try:
-            await client._spawn(config, log_level)
+            client._configure(config, log_level)
             async with asyncio.timeout(deadline_s):
                 client.ready = await client._first_words()
         except TimeoutError:
@@ -82,8 +88,7 @@ class EngineClient:
     @property
     def pid(self) -> int:
         """The engine's process id."""
-        assert self._process is not None
-        return self._process.pid
+        return self._spawned.process.pid
 
     async def add(self, request: AddRequest) -> None:
         """Hand over a request; what becomes of it comes through `outputs`."""
@@ -118,38 +123,25 @@ class EngineClient:
             return
         self._closed = True
         try:
-            if self._process is not None and self._exited is not None:
-                await self._end(self._process, self._exited)
+            if not self._exited.done() and hasattr(self, "ready"):  # before that it listens to nothing
+                with contextlib.suppress(zmq.Again):
+                    await self._requests.send(wire.encoder.encode(Shutdown()), zmq.NOBLOCK)
+                await asyncio.wait([self._exited], timeout=CLOSE_DEADLINE_S)
         finally:
+            self._spawned.end()
             self._context.destroy(linger=0)
-            shutil.rmtree(self._endpoints.folder, ignore_errors=True)
 
-    async def _end(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
-        if not exited.done() and hasattr(self, "ready"):  # before that it listens to nothing
-            with contextlib.suppress(zmq.Again):
-                await self._requests.send(wire.encoder.encode(Shutdown()), zmq.NOBLOCK)
-            await asyncio.wait([exited], timeout=CLOSE_DEADLINE_S)
-        if not exited.done():
-            process.kill()
-        await exited
-        if process.stdin is not None:
-            process.stdin.close()
-
-    async def _spawn(self, config: EngineConfig, log_level: str) -> None:
-        settings = {"config": config.model_dump(mode="json"), "log_level": log_level, "spawned_s": time.monotonic()}
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "quire.engine.process",
-            str(self._endpoints.folder),
-            stdin=asyncio.subprocess.PIPE,
-            env=_environment(),
-        )
-        self._exited = asyncio.create_task(self._process.wait())
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(settings) + b"\n")
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is reported by _receive
-            await self._process.stdin.drain()
+    def _configure(self, config: EngineConfig, log_level: str) -> None:
+        """One line, which fits into the pipe, so that this never waits."""
+        settings = {
+            "config": config.model_dump(mode="json"),
+            "log_level": log_level,
+            "spawned_s": self._spawned.spawned_s,
+        }
+        stdin = self._spawned.process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its death is reported by _receive
+            stdin.write(msgspec.json.encode(settings) + b"\n")
 
     async def _first_words(self) -> EngineReady:
         message = await self._receive()
@@ -160,10 +152,10 @@ class EngineClient:
 
     async def _receive(self) -> StepOutputs | EngineReady | EngineFailed | None:
         """The next message; None once closed. What a dying process sent before its end still arrives first."""
-        assert self._exited is not None
         receiving = asyncio.ensure_future(self._outputs.recv())
         try:
-            await asyncio.wait([receiving, self._exited], return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [receiving, self._exited]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not receiving.done():
                 await asyncio.wait([receiving], timeout=LAST_WORDS_S)
             if self._closed:
@@ -178,8 +170,8 @@ class EngineClient:
     async def _send(self, message: ToEngine) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._closed or self._exited is None or self._exited.done():
-            status = self._exited.result() if self._exited is not None and self._exited.done() else None
+        if self._closed or self._exited.done():
+            status = self._exited.result() if self._exited.done() else None
             raise EngineDeadError("the engine is shut down" if status is None else _cause_of_death(status))
         await self._requests.send(wire.encoder.encode(message))
 
@@ -191,14 +183,22 @@ class EngineClient:
         return socket
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with this interpreter's search path, and the current folder kept off it.
+def _exit_of(spawned: Spawned) -> asyncio.Future[int]:
+    """The exit status, when there is one. A thread waits for it, as not every system can tell an event loop."""
+    loop = asyncio.get_running_loop()
+    exited: asyncio.Future[int] = loop.create_future()
 
-    OpenMP threads that spin at barriers wait for a partner that has no CPU: with other load on 2 cores, a step of one sequence
-    took 722 ms, and 160 ms with passive waiting. The variable is read when torch loads, and a user's own value wins.
-    """
-    path = os.pathsep.join(path for path in sys.path if path)
-    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    def settle(status: int) -> None:
+        if not exited.done():
+            exited.set_result(status)
+
+    def wait() -> None:
+        status = spawned.process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            loop.call_soon_threadsafe(settle, status)
+
+    threading.Thread(target=wait, name="quire-engine-exit", daemon=True).start()
+    return exited
 
 
 def _cause_of_death(status: int) -> str:

@@ -1,6 +1,7 @@
-"""The engine process: `python -m quire.engine.process FOLDER`, started by `EngineClient` only.
+"""The engine process: `python -m quire.engine.process FOLDER`, started by `spawn` only.
 
-Configuration comes as JSON on standard input, which stays open: when the parent dies it closes, and so does this process.
+Configuration comes as a line of JSON on standard input, some time after the start; it stays open: when the parent dies it closes, and
+so does this process.
 The loop polls its sockets and steps. Idle, it blocks in poll and wakes once a second for a heartbeat. A fault of one
 request is a delta with an error; a fault of the step ends the process with EngineFailed and status 1.
 """
@@ -16,9 +17,12 @@ import sys
 import time
 from pathlib import Path
 
+from quire.models.lean_torch import import_torch
+
+import_torch()  # before others import the whole of it
+# isort: split
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from quire.config import EngineConfig
 from quire.engine import wire
@@ -99,7 +103,7 @@ class EngineProcess:
                 case Shutdown():
                     return False
         if self._peer in ready:
-            recv_monitor_message(self._peer, zmq.NOBLOCK)
+            self._peer.recv_multipart(zmq.NOBLOCK)
             raise EngineDeadError("the server closed its socket and did not say why; the engine ends too")
         if changed and not core.has_work:
             self.send(StepOutputs(deltas=[], stats=core.stats()))
@@ -111,10 +115,13 @@ def main(arguments: list[str]) -> int:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it drains, then shuts us down
     lifeline = sys.stdin.fileno()
-    settings = msgspec.json.decode(sys.stdin.buffer.readline())
+    imported_s = time.monotonic()
+    if not (line := sys.stdin.buffer.readline()):
+        return 0  # nothing came of it: the server ended before it had a configuration
+    settings = msgspec.json.decode(line)
     set_up_logging(str(settings["log_level"]))
     stages = Stages()
-    stages.seconds["import"] = time.monotonic() - float(settings["spawned_s"])
+    stages.seconds["import"] = imported_s - float(settings["spawned_s"])
     process = EngineProcess(wire.endpoints(Path(arguments[0])), lifeline)
     try:
         core, ready = build(EngineConfig(**settings["config"]), stages)

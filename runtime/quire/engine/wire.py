@@ -5,7 +5,6 @@ The client binds both ends before it starts the process, so no message is ever l
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +29,3 @@ class Endpoints:
 def endpoints(folder: Path) -> Endpoints:
     """The two addresses in a folder."""
     return Endpoints(folder, f"ipc://{folder}/requests", f"ipc://{folder}/outputs")
-
-
-def private_folder() -> Path:
-    """A new folder that only this user can enter. Under the temporary folder, as socket paths end at 107 characters."""
-    return Path(tempfile.mkdtemp(prefix="quire-"))

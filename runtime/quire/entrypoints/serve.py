@@ -1,22 +1,34 @@
-"""`quire serve`: logging, the real engine, the server."""
+"""`quire serve`: the engine's process, then logging and the server."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from quire.config import ServeConfig
-from quire.engine.client import EngineClient
-from quire.logs import set_up_logging
-from quire.server.engine import Engine
-from quire.server.run import serve
+from quire.engine.spawn import spawn
+
+if TYPE_CHECKING:
+    from quire.server.engine import Engine
 
 
 def run(config: ServeConfig) -> int:
     """Serve until stopped; returns the exit status, raises QuireError."""
-    set_up_logging(config.log_level)
+    spawned = spawn()  # first, as it imports torch meanwhile; what follows takes half as long
+    try:
+        from quire.engine.client import EngineClient
+        from quire.logs import set_up_logging
+        from quire.server.run import serve
 
-    async def start() -> Engine:
-        return await EngineClient.start(config.engine(), deadline_s=config.load_timeout, log_level=config.log_level)
+        set_up_logging(config.log_level)
 
-    return serve(config, start, say=say)
+        async def start() -> Engine:
+            return await EngineClient.start(
+                config.engine(), deadline_s=config.load_timeout, log_level=config.log_level, spawned=spawned
+            )
+
+        return serve(config, start, say=say)
+    finally:
+        spawned.end()
 
 
 def say(text: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from quire.errors import ModelError
+from quire.models.lean_torch import register_meta
 from quire.models.transformers_attention import AttentionLayer, Recorder, attending, attention
 from quire.models.transformers_executor import Halves
 
@@ -92,6 +93,7 @@ def read_settings(subject: Subject) -> Any:
 def examine(subject: Subject, settings: Any) -> Examined:
     """Build the model without content, call it with three tokens as `TransformersExecutor` will, and look."""
     text = settings.get_text_config()
+    register_meta()
     try:
         with torch.device("meta"), torch.inference_mode():
             model = _build(subject, settings)

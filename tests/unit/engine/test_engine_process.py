@@ -17,6 +17,7 @@ import pytest
 
 from quire.config import EngineConfig
 from quire.engine.client import EngineClient
+from quire.engine.spawn import spawn
 from quire.engine.startup import build
 from quire.errors import ConfigError, EngineDeadError, ModelError
 from quire.request import AddRequest, FinishReason, SamplingParams, StepOutputs
@@ -88,7 +89,7 @@ def test_it_is_ready_and_answers(folder: Path) -> None:
         model.generation_config.eos_token_id = None
         assert got == {"bad": [], **{name: greedy(model, [5, 6, ord(name)], 8) for name in "abc"}}
         assert errors == {"bad": "the prompt is empty; it must have at least one token"}
-        pid, sockets = client.pid, client._endpoints.folder
+        pid, sockets = client.pid, client._spawned.folder
         await client.close()
         await client.close()
         with pytest.raises(ProcessLookupError):
@@ -171,7 +172,6 @@ async def test_a_step_that_fails_ends_the_engine_with_its_cause(
     await client.add(request("boom", [1]))
     with pytest.raises(EngineDeadError, match="the engine failed: RuntimeError: the device is on fire"):
         await first(client, "boom")
-    assert client._exited is not None
     assert await asyncio.wait_for(client._exited, 5) == 1
     with pytest.raises(EngineDeadError, match="the device is on fire"):
         await client.add(request("b", [1]))
@@ -214,7 +214,6 @@ async def test_a_server_that_closes_its_sockets_ends_the_engine(
     folder: Path, busy: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     client = await EngineClient.start(config(folder), deadline_s=DEADLINE_S, log_level="error")
-    assert client._exited is not None
     if busy:
         await client.add(request("long", [1], max_tokens=500))
         await first(client, "long")
@@ -254,6 +253,27 @@ def test_a_configuration_that_cannot_be_says_why(
         build(config(folder).model_copy(update=changes))
 
 
+async def test_a_process_that_was_spawned_before_becomes_the_engine(folder: Path) -> None:
+    spawned = spawn()
+    client = await EngineClient.start(config(folder), deadline_s=DEADLINE_S, spawned=spawned)
+    assert client.pid == spawned.process.pid
+    assert 0 < client.ready.startup_s["import"] < DEADLINE_S
+    await client.close()
+    assert spawned.process.returncode is not None
+    assert not spawned.folder.exists()
+
+
+def test_a_process_that_gets_no_configuration_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    spawned = spawn()
+    assert spawned.process.stdin is not None
+    spawned.process.stdin.close()
+    assert spawned.process.wait(DEADLINE_S) == 0
+    spawned.end()
+    spawned.end()
+    assert not spawned.folder.exists()
+    assert capfd.readouterr().err == ""
+
+
 async def test_a_start_that_takes_too_long_is_ended(folder: Path) -> None:
     with pytest.raises(EngineDeadError, match="the engine was not ready within 0 s"):
         await EngineClient.start(config(folder), deadline_s=0.01)
@@ -263,11 +283,12 @@ PARENT = """
 import asyncio, sys
 from quire.config import EngineConfig
 from quire.engine.client import EngineClient
+from quire.engine.spawn import spawn
 
 async def main():
     config = EngineConfig(model=sys.argv[1], cpu_threads=1, num_blocks=64)
     client = await EngineClient.start(config, deadline_s=120, log_level="error")
-    print(client.pid, client._endpoints.folder, flush=True)
+    print(client.pid, client._spawned.folder, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -314,3 +335,23 @@ async def test_structured_outputs_come_from_processes_that_end_with_the_engine(t
         await client.close()
     assert select.select([lifeline], [], [], 10)[0], "the nursery is still there"
     os.close(lifeline)
+
+
+def test_the_engine_imports_torch_without_its_compilers_and_they_come_when_wanted() -> None:
+    code = (
+        "import sys, quire.engine.process, torch\n"
+        "assert not {'torch._meta_registrations', 'torch._refs', 'torch._decomp', 'torch._prims'} & set(sys.modules)\n"
+        "assert not hasattr(torch, '_meta_registrations')\n"
+        "from quire.models.lean_torch import import_torch, register_meta\n"
+        "import_torch(); register_meta()\n"
+        "with torch.device('meta'):\n"
+        "    halves = torch.nn.LayerNorm(8)(torch.ones(3, 8)).chunk(2, dim=-1)\n"
+        "assert [tuple(half.shape) for half in halves] == [(3, 4), (3, 4)]\n"
+        "assert torch._meta_registrations.__file__\n"
+        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "with FakeTensorMode():\n"
+        "    assert torch.linalg.svdvals(torch.ones(5, 3)).shape == (3,)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
