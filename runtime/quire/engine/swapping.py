@@ -39,8 +39,7 @@ class Swapper:
         assert self.space is not None
         table, stored = sequence.table, sequence.num_computed
         if stored > num_found:
-            if sequence.host_generation != self._kv.pool.generation:  # forgotten meanwhile: its old blocks stay unnamed
-                table.num_published = stored // self._kv.block_size
+            table.generation = sequence.host_generation  # where all was forgotten meanwhile, its blocks stay unnamed
             grown = self._kv.grow(table, sequence.tokens, num_found, stored, plan.copies)
             assert grown, "an admitted sequence fits the pool"
         first = num_found // self._kv.block_size if stored > num_found else len(sequence.host_blocks)

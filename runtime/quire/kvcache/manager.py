@@ -19,14 +19,16 @@ from quire.kvcache.swap import Pairs
 class BlockTable:
     """The blocks of one sequence in order, and the keys of its full blocks as far as they were needed.
 
+    generation: the pool's when the blocks were taken; another one means that all has been forgotten meanwhile.
     own_until: a step that ends before this position needs no `grow`: the last block is this sequence's alone, and is not
     filled yet.
     """
 
-    __slots__ = ("block_ids", "blocks", "keys", "num_published", "own_until", "root")
+    __slots__ = ("block_ids", "blocks", "generation", "keys", "num_published", "own_until", "root")
 
-    def __init__(self, root: bytes) -> None:
+    def __init__(self, root: bytes, generation: int) -> None:
         self.root = root
+        self.generation = generation
         self.blocks: list[Block] = []
         self.block_ids = array("i")
         self.keys: list[bytes] = []
@@ -61,7 +63,7 @@ class KVCacheManager:
 
     def table(self, context: bytes = b"") -> BlockTable:
         """An empty table. Only sequences of equal `context` share blocks."""
-        return BlockTable(self._hasher.root(context))
+        return BlockTable(self._hasher.root(context), self.pool.generation)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -89,6 +91,7 @@ class KVCacheManager:
             self.pool.hold(block)
             table.block_ids.append(block.id)
         table.num_published = len(hits.full)
+        table.generation = self.pool.generation
         return hits.num_tokens
 
     def fork(self, parent: BlockTable, child: BlockTable) -> None:
@@ -100,6 +103,7 @@ class KVCacheManager:
         child.block_ids.extend(parent.block_ids)
         child.keys[:] = parent.keys
         child.num_published = parent.num_published
+        child.generation = parent.generation
         parent.own_until = child.own_until = 0
 
     def grow(self, table: BlockTable, tokens: Sequence[int], start: int, end: int, copies: Pairs) -> bool:
@@ -127,7 +131,7 @@ class KVCacheManager:
                 blocks.append(block)
                 table.block_ids.append(block.id)
         full = end // size
-        if full > table.num_published and self.enable_prefix_caching:
+        if full > table.num_published and self._may_publish(table):
             self._hasher.extend(table.keys, table.root, tokens, end)
             for index in range(table.num_published, full):
                 self.pool.publish(blocks[index], table.keys[index])
@@ -142,9 +146,13 @@ class KVCacheManager:
         """
         full = num_computed // self.block_size
         computed = tokens[full * self.block_size : num_computed]
-        if computed and self.enable_prefix_caching and table.num_published == full < len(table.blocks):
+        if computed and self._may_publish(table) and table.num_published == full < len(table.blocks):
             previous = table.keys[full - 1] if full else table.root
             self.pool.publish(table.blocks[full], self._hasher.partial(previous, computed))
+
+    def _may_publish(self, table: BlockTable) -> bool:
+        """What is behind tokens that were computed before all was forgotten stays unnamed too."""
+        return self.enable_prefix_caching and table.generation == self.pool.generation
 
     def release(self, table: BlockTable) -> None:
         """Give all blocks back, tails first. The keys stay: they name tokens, not blocks."""

@@ -168,3 +168,16 @@ def test_a_block_that_a_step_was_about_to_fill_keeps_its_name() -> None:
     kv.publish_tail(table, list(range(8)), 6)  # aborted while the last two are computed
     kv.release(table)
     assert hits(kv, [*range(8), 99]) == 8
+
+
+def test_what_was_begun_before_all_was_forgotten_is_not_found() -> None:
+    kv = KVCacheManager(8, 4)
+    short, longer = filled(kv, [1, 2, 3]), filled(kv, [5, 6, 7])
+    kv.pool.forget_all()
+    kv.publish_tail(short, [1, 2, 3], 3)
+    assert kv.grow(longer, [5, 6, 7, 8], 3, 4, [])
+    assert hits(kv, [1, 2, 3, 4]) == hits(kv, [5, 6, 7, 8, 9]) == 0
+    kv.release(short)
+    kv.release(longer)
+    kv.release(filled(kv, [5, 6, 7, 8]))
+    assert hits(kv, [5, 6, 7, 8, 9]) == 4

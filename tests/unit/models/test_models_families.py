@@ -10,14 +10,16 @@ import torch
 
 from quire.models.loader import inspect
 from quire.models.source import resolve
-from quire.request import SamplingParams
-from quire_testing.cores import generate, make_core
-from quire_testing.fidelity import BLOCK_SIZE, our_logits, prompts_for
-from quire_testing.tiny_models import FAMILIES, SIZES, greedy_tokens, make, reference_logits, save
-
-NUM_TOKENS = 64
-NUM_POSITIONS = 256
-EOS = SIZES["eos_token_id"]
+from quire_testing.fidelity import (
+    NUM_POSITIONS,
+    check_bfloat16,
+    check_exact,
+    crowded,
+    our_logits,
+    prompts_for,
+    step_bytes,
+)
+from quire_testing.tiny_models import FAMILIES, make, reference_logits, save
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -37,23 +39,19 @@ def test_logits_at_every_position(family: tuple[Any, Path]) -> None:
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_greedy_in_a_mixed_batch_with_chunks_hits_and_preemption(family: tuple[Any, Path]) -> None:
+def test_logits_and_answers_under_chunks_hits_preemption_and_swaps(family: tuple[Any, Path]) -> None:
     model, folder = family
-    prompts = prompts_for(8)
-    core = make_core(
-        folder,
-        max_model_len=NUM_POSITIONS,
-        num_blocks=50,
-        block_size=BLOCK_SIZE,
-        max_num_batched_tokens=24,
-        max_num_seqs=6,
-    )
-    answers = generate(core, prompts, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS), every=3)
-    assert answers == [greedy_tokens(model, *pair) for pair in zip(prompts, answers, strict=True)]
-    assert all(len(answer) == NUM_TOKENS or answer[-1] == EOS for answer in answers)
-    assert len({tuple(answer) for answer in answers}) > 4
-    assert core.scheduler.counters.preemptions > 0
-    assert core.scheduler.counters.prefix_hits > 0
+    check_exact(crowded(folder), model)
+
+
+def test_bfloat16_is_as_close_as_that_of_transformers(family: tuple[Any, Path]) -> None:
+    model, folder = family
+    check_bfloat16(crowded(folder, dtype="bfloat16"), model)
+
+
+def test_a_step_takes_no_more_than_planned(family: tuple[Any, Path]) -> None:
+    taken, planned = step_bytes(family[1])
+    assert planned / 4 < taken <= planned
 
 
 def test_the_description_counts_the_parameters(family: tuple[Any, Path]) -> None:

@@ -14,7 +14,9 @@ from live_server import Live, ids_of, live_server
 from quire import LLM, EngineArgs, LLMEngine, SamplingParams
 from quire.errors import ConfigError, ModelError
 from quire.models.generation_config import SamplingDefaults, sampling_defaults
-from quire.models.source import ModelFiles
+from quire.models.loader import inspect
+from quire.models.source import ModelFiles, resolve
+from quire_testing.tiny_llama import make_model, save_folder
 from scripted_engine import ScriptedEngine
 from tiny_api import tiny_folder
 
@@ -45,6 +47,7 @@ def test_what_says_nothing(tmp_path: Path) -> None:
     found = sampling_defaults("auto", files)
     assert (found.values, found.max_tokens, found.notice) == ({}, None, "")
     written(tmp_path, **OWN)
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
     assert sampling_defaults("auto", ModelFiles("gguf", tmp_path / "tiny.gguf", "tiny")) == SamplingDefaults()
     assert [sampling_defaults(choice, files) for choice in ("none", "vllm")] == [SamplingDefaults()] * 2
 
@@ -72,6 +75,19 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 def test_a_bad_file_is_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"generation_config.json: {message}"):
         sampling_defaults("auto", written(tmp_path, **fields))
+
+
+def test_end_tokens_are_those_of_this_file_where_it_names_any(tmp_path: Path) -> None:
+    def ends() -> tuple[int, ...]:
+        return inspect(resolve(str(tmp_path))).description.eos_token_ids
+
+    save_folder(make_model(), tmp_path)
+    written(tmp_path)
+    assert ends() == (2, 0)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert ends() == (2,)
+    (tmp_path / "generation_config.json").unlink()
+    assert ends() == (2,)
 
 
 # --- Python -----------------------------------------------------------------------------------------------------
