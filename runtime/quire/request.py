@@ -10,6 +10,7 @@ import enum
 
 import msgspec
 
+from quire import kinds
 from quire.errors import RequestError
 from quire.sampling_params import RequestOutputKind, SamplingParams
 
@@ -190,21 +191,25 @@ MAX_SALT_CHARS = 1024
 
 def checked_priority(priority: int | None, *, policy: str) -> int:
     """A request's priority; raises RequestError where it is out of bounds or the scheduler policy does not read it."""
-    if not priority:
+    if priority is None:
         return 0
-    if not -(2**31) <= priority < 2**31:
+    try:
+        plain = kinds.INTEGER.convert(priority)
+    except (TypeError, OverflowError):
+        plain = None
+    if plain is None or not -(2**31) <= plain < 2**31:
         raise RequestError(
-            f"priority must be a 32-bit integer (lower is more urgent), got {priority}",
+            f"priority must be a 32-bit integer (lower is more urgent), got {priority!r}",
             param="priority",
             code="invalid_value",
         )
-    if policy != "priority":
+    if plain and policy != "priority":
         raise RequestError(
             f"priority {priority} has no effect under the scheduler policy {policy}; start with --scheduler-policy=priority",
             param="priority",
             code="unsupported_parameter",
         )
-    return priority
+    return int(plain)
 
 
 def checked_salt(cache_salt: str | None) -> str | None:

@@ -1,7 +1,8 @@
 """How the tokens of a request are drawn, when it stops, and what comes back beside the text.
 
-Names, meanings and defaults are those that users of vLLM know. Bounds are written once, in `BOUNDS`: what is outside is a
-RequestError that names field, value and bound. docs/sampling.md has a row for each field; a test keeps it so.
+Names, meanings and defaults are those that users of vLLM know. What kind of value a field takes is written once, in `KINDS`, its
+bounds in `BOUNDS`: what is outside is a RequestError that names field, value and bound. docs/sampling.md has a row for each field;
+a test keeps it so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from quire import kinds
 from quire.errors import RequestError
 from quire.structured import StructuredOutput
 
@@ -21,6 +23,8 @@ MAX_LOGPROBS = 1024
 MAX_BIAS = 100.0
 MAX_ENTRIES = 1024
 """Entries of a list of ids, words or biases, where the vocabulary is no natural bound: each costs time at every token."""
+MAX_WORD_TOKENS = 256
+"""Tokens of one bad word."""
 
 
 class RequestOutputKind(enum.Enum):
@@ -90,21 +94,21 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
-        for name, convert in _CONVERTED.items():
-            value = getattr(self, name)
-            if value is not None:
-                try:
-                    setattr(self, name, convert(value))
-                except (TypeError, ValueError):
-                    raise refusal(name, value) from None
-        for name, (_, holds) in BOUNDS.items():
+        for name, kind in KINDS.items():
             value = getattr(self, name)
             try:
-                good = holds(value)
-            except TypeError:
-                good = False
-            if not good:
-                raise refusal(name, value)
+                plain = kind.convert(value)
+            except OverflowError:
+                raise refusal(name, value, "a 64-bit integer") from None
+            except RequestError:
+                raise
+            except (TypeError, ValueError):
+                raise refusal(name, value, _kind_and_bound(name)) from None
+            if plain is not value:
+                setattr(self, name, plain)
+        for name, (_, holds) in BOUNDS.items():
+            if not holds(getattr(self, name)):
+                raise refusal(name, getattr(self, name))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refusal("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
         if self.best_of is not None and self.best_of < self.n:
@@ -171,6 +175,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
 def refusal(name: str, value: object, bound: str | None = None) -> RequestError:
     """The error for a field outside its bound."""
     value = list(value) if isinstance(value, tuple) else value
+    value = value[:77] + "..." if isinstance(value, str) and len(value) > 80 else value
     shown = repr(value) if len(repr(value)) <= 100 else f"{len(value)} entries" if hasattr(value, "__len__") else "that"
     return RequestError(f"{name} must be {bound or BOUNDS[name][0]}, got {shown}", param=name, code="invalid_value")
 
@@ -180,15 +185,17 @@ def _finite(low: float, high: float, *, above: bool = False) -> Callable[[Any], 
 
 
 def _words(most: int) -> Callable[[Any], bool]:
-    return lambda value: len(value) <= most and all(isinstance(word, str) and word for word in value)
+    return lambda value: len(value) <= most and all(value)
 
 
 def _or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or holds(value)
 
 
-def _ids(value: Any) -> bool:
-    return all(type(i) is int for i in value)
+def _kind_and_bound(name: str) -> str:
+    """What a value must be, where it is not even of the right kind."""
+    kind, bound = KINDS[name].words, BOUNDS[name][0] if name in BOUNDS else ""
+    return bound if kind.split()[-1] in bound else f"{kind}, {bound}" if bound else kind
 
 
 BOUNDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -204,36 +211,57 @@ BOUNDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "frequency_penalty": ("between -2 and 2", _finite(-2, 2)),
     "logit_bias": (
         f"at most {MAX_ENTRIES} token ids, each with a number between -{MAX_BIAS:g} and {MAX_BIAS:g}",
-        _or_none(lambda v: len(v) <= MAX_ENTRIES and _ids(v) and all(map(_finite(-MAX_BIAS, MAX_BIAS), v.values()))),
+        _or_none(lambda v: len(v) <= MAX_ENTRIES and all(map(_finite(-MAX_BIAS, MAX_BIAS), v.values()))),
     ),
-    "allowed_token_ids": ("a list of token ids that is not empty", _or_none(lambda v: len(v) > 0 and _ids(v))),
+    "allowed_token_ids": ("a list of token ids that is not empty", _or_none(lambda v: len(v) > 0)),
     "bad_words": (f"at most {MAX_ENTRIES} non-empty strings", _words(MAX_ENTRIES)),
     "seed": ("a 64-bit integer", _or_none(lambda v: -(2**63) <= v < 2**63)),
     "stop": ("at most 16 non-empty strings", _words(16)),
-    "stop_token_ids": (f"at most {MAX_ENTRIES} token ids", lambda v: len(v) <= MAX_ENTRIES and _ids(v)),
+    "stop_token_ids": (f"at most {MAX_ENTRIES} token ids", lambda v: len(v) <= MAX_ENTRIES),
     "max_tokens": ("at least 1", _or_none(lambda v: v >= 1)),
     "min_tokens": ("at least 0 and at most max_tokens", lambda v: v >= 0),
     "logprobs": (f"between 0 and {MAX_LOGPROBS}", _or_none(lambda v: 0 <= v <= MAX_LOGPROBS)),
     "prompt_logprobs": (f"between 0 and {MAX_LOGPROBS}", _or_none(lambda v: 0 <= v <= MAX_LOGPROBS)),
     "truncate_prompt_tokens": ("-1 or at least 1", _or_none(lambda v: v == -1 or v >= 1)),
+    "bad_words_token_ids": (
+        f"at most {2 * MAX_ENTRIES} lists of 1 to {MAX_WORD_TOKENS} token ids",
+        lambda v: len(v) <= 2 * MAX_ENTRIES and all(1 <= len(word) <= MAX_WORD_TOKENS for word in v),
+    ),
 }
 """Field to its bound in words and the test of it."""
 
 
-def _tuple_of_words(value: Any) -> tuple[str, ...]:
-    # One string, as programs write it for other engines, is one string and not its characters.
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def _biases(value: Any) -> dict[int, float]:
-    # JSON has texts as keys only
-    return {int(key) if isinstance(key, str) else key: bias for key, bias in dict(value).items()}
-
-
-_CONVERTED: dict[str, Callable[[Any], object]] = {
-    "stop": _tuple_of_words,
-    "bad_words": _tuple_of_words,
-    "stop_token_ids": tuple,
-    "allowed_token_ids": tuple,
-    "logit_bias": _biases,
+KINDS: dict[str, kinds.Kind] = {
+    "n": kinds.INTEGER,
+    "best_of": kinds.optional(kinds.INTEGER),
+    "temperature": kinds.NUMBER,
+    "top_k": kinds.INTEGER,
+    "top_p": kinds.NUMBER,
+    "min_p": kinds.NUMBER,
+    "typical_p": kinds.NUMBER,
+    "repetition_penalty": kinds.NUMBER,
+    "presence_penalty": kinds.NUMBER,
+    "frequency_penalty": kinds.NUMBER,
+    "logit_bias": kinds.optional(kinds.BIASES),
+    "allowed_token_ids": kinds.optional(kinds.IDS),
+    "bad_words": kinds.TEXTS,
+    "seed": kinds.optional(kinds.INTEGER),
+    "stop": kinds.TEXTS,
+    "stop_token_ids": kinds.IDS,
+    "include_stop_str_in_output": kinds.SWITCH,
+    "ignore_eos": kinds.SWITCH,
+    "max_tokens": kinds.optional(kinds.INTEGER),
+    "min_tokens": kinds.INTEGER,
+    "logprobs": kinds.optional(kinds.INTEGER),
+    "prompt_logprobs": kinds.optional(kinds.INTEGER),
+    "detokenize": kinds.SWITCH,
+    "skip_special_tokens": kinds.SWITCH,
+    "spaces_between_special_tokens": kinds.SWITCH,
+    "truncate_prompt_tokens": kinds.optional(kinds.INTEGER),
+    "structured_outputs": kinds.optional(kinds.instance_of(StructuredOutput, "StructuredOutputsParams(...)")),
+    "guided_decoding": kinds.optional(kinds.instance_of(StructuredOutput, "GuidedDecodingParams(...)")),
+    "extra_args": kinds.optional(kinds.FIELDS),
+    "bad_words_token_ids": kinds.ID_LISTS,
+    "output_kind": kinds.instance_of(RequestOutputKind, "a RequestOutputKind"),
 }
+"""Field to the kind of its value. Every field has one: the engine reads strictly, and what it cannot read is lost on it."""

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from quire.engine import wire
 from quire.errors import RequestError
-from quire.request import AddRequest, SamplingParams
-from quire.sampling_params import BOUNDS
+from quire.request import AddRequest, RequestOutputKind, SamplingParams
+from quire.sampling_params import BOUNDS, KINDS
+from quire.structured import structured_output
 
 PAGE = Path(__file__).parents[2] / "docs/sampling.md"
 
@@ -53,6 +58,30 @@ PAGE = Path(__file__).parents[2] / "docs/sampling.md"
         ("logprobs", 1025, "between 0 and 1024, got 1025"),
         ("prompt_logprobs", 1025, "between 0 and 1024"),
         ("truncate_prompt_tokens", 0, "-1 or at least 1, got 0"),
+        ("bad_words_token_ids", [[]], "at most 2048 lists of 1 to 256 token ids, got [()]"),
+        ("bad_words_token_ids", [[1] * 257], "lists of 1 to 256 token ids"),
+        ("bad_words_token_ids", [[1]] * 2049, "at most 2048 lists"),
+        # the engine reads strictly: what is of another kind must not get there
+        ("seed", 1.76e9, "a 64-bit integer, got 1760000000.0"),
+        ("max_tokens", 16.0, "an integer, at least 1, got 16.0"),
+        ("max_tokens", 2**70, "a 64-bit integer, got 1180591620717411303424"),
+        ("min_tokens", 1.5, "an integer, at least 0 and at most max_tokens, got 1.5"),
+        ("top_k", 4.0, "-1 (off), 0 (off) or a positive 64-bit integer, got 4.0"),
+        ("n", True, "an integer, between 1 and 128, got True"),
+        ("temperature", None, "a number, between 0 and 100, got None"),
+        ("temperature", "0.5", "a number, between 0 and 100, got '0.5'"),
+        ("temperature", 10**400, "between 0 and 100"),
+        ("logit_bias", {5: "x"}, "got {5: 'x'}"),
+        ("logit_bias", {5: True}, "got {5: True}"),
+        ("ignore_eos", "yes", "true or false, got 'yes'"),
+        ("detokenize", 1, "true or false, got 1"),
+        ("stop", [b"x"], "at most 16 non-empty strings, got [b'x']"),
+        ("stop", "\ud800", "at most 16 non-empty strings"),
+        ("stop_token_ids", "12", "at most 1024 token ids, got '12'"),
+        ("allowed_token_ids", [True], "got [True]"),
+        ("structured_outputs", "json", "StructuredOutputsParams(...), got 'json'"),
+        ("extra_args", {1: 2}, "an object, got {1: 2}"),
+        ("output_kind", 1, "a RequestOutputKind, got 1"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_with_field_value_and_bound(field: str, value: Any, words: str) -> None:
@@ -61,6 +90,59 @@ def test_a_value_out_of_bounds_is_refused_with_field_value_and_bound(field: str,
     assert (caught.value.param, caught.value.code, caught.value.status) == (field, "invalid_value", 400)
     assert str(caught.value).startswith(f"{field} must be ")
     assert len(str(caught.value)) < 300
+
+
+def test_every_field_has_a_kind() -> None:
+    assert list(KINDS) == [field.name for field in msgspec.structs.fields(SamplingParams)]
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(0, 20)
+    | st.floats()
+    | st.text(st.characters(), max_size=3)
+    | st.binary(max_size=2)
+    | st.sampled_from(
+        [2**70, -(2**63), np.int64(3), np.float32(0.5), np.array([1, 2]), np.bool_(True), 1 + 2j, "\ud800"]
+    )
+    | st.sampled_from([RequestOutputKind.DELTA, structured_output(regex="a")]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.integers(0, 9) | st.text(max_size=2) | st.floats(), inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(set(KINDS) - {"extra_args"})), JUNK, max_size=3))
+def test_whatever_is_given_is_refused_by_name_or_read_by_the_engine(fields: dict[str, Any]) -> None:
+    try:
+        params = SamplingParams(**fields)
+    except RequestError as exc:
+        assert exc.param in SamplingParams.__struct_fields__ or exc.param == "structured_outputs"
+        return
+    request = AddRequest(request_id="1", prompt_token_ids=[1], params=params, arrival_s=0.0)
+    assert wire.to_engine.decode(wire.encoder.encode(request)) == request
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        top_p=np.float64(1),
+        seed=np.int64(3),
+        stop_token_ids=np.array([1, 2]),
+        max_tokens=4,
+    )
+    assert (params.temperature, params.seed, params.stop_token_ids) == (0.5, 3, (1, 2))
+    assert {type(params.temperature), type(params.top_p), type(params.seed)} == {float, int}
+
+
+def test_none_is_the_empty_list_of_other_engines() -> None:
+    assert SamplingParams(stop=None, bad_words=None, stop_token_ids=None, seed=None) == SamplingParams()
 
 
 def test_fields_that_do_not_go_together() -> None:

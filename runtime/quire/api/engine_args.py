@@ -140,7 +140,7 @@ class EngineArgs(_Fields):
         """The checked configuration; raises ConfigError that names the field, the value and the bound."""
         values = {name: getattr(self, name) for name in EngineConfig.model_fields}
         given = {name: value for name, value in values.items() if value != EngineConfig.model_fields[name].default}
-        return load(EngineConfig, flags=given, environ={})
+        return load(EngineConfig, flags=canonical(given), environ={})
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -160,7 +160,11 @@ class EngineArgs(_Fields):
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
         """Arguments from what such a parser read; what else it holds is left out."""
-        return cls(**{name: value for name, value in vars(args).items() if name in EngineConfig.model_fields})
+        given = {name: value for name, value in vars(args).items() if name in EngineConfig.model_fields}
+        for name in IN_GIB & given.keys():
+            if (text := str(given[name])).replace(".", "", 1).isdecimal():
+                given[name] = float(text)
+        return cls(**given)
 
 
 AsyncEngineArgs = EngineArgs

@@ -81,6 +81,7 @@ class EngineThread:
         """Start thread and engine, and wait until it is ready. Raises ConfigError, ModelError or EngineDeadError."""
         self.error: EngineDeadError | None = None
         self.stats: StepStats | None = None
+        self._policy = config.scheduler_policy
         self._requests: dict[str, Subscriber] = {}
         self._choices: dict[str, tuple[Subscriber, Choice]] = {}
         self._last_sign_s = time.monotonic()
@@ -162,13 +163,19 @@ class EngineThread:
         state = subscriber.state
         if state.request_id in self._requests:
             raise RequestError(f"the request id {state.request_id!r} is already in use", param="request_id")
+        request = engine_request(
+            state, policy=self._policy, priority=subscriber.priority, cache_salt=subscriber.cache_salt
+        )
         if not self._requests:
             self._last_sign_s = time.monotonic()  # silence counts only while there is work
         self._requests[state.request_id] = subscriber
         for choice in state.choices:
             self._choices[choice.request_id] = (subscriber, choice)
-        request = engine_request(state, priority=subscriber.priority, cache_salt=subscriber.cache_salt)
-        await self._client.add(request)
+        try:
+            await self._client.add(request)
+        except RequestError:
+            self._forget(subscriber)
+            raise
 
     async def _leave(self, subscriber: Subscriber) -> None:
         if self._requests.get(subscriber.state.request_id) is subscriber:

@@ -15,7 +15,7 @@ from quire.errors import RequestError
 from quire.outputs import RequestOutput
 from quire.outputs.choice import Choice
 from quire.outputs.state import RequestState
-from quire.request import RequestOutputKind, SamplingParams, StepStats
+from quire.request import AddRequest, RequestOutputKind, SamplingParams, StepStats
 from quire.text import Tokenizer
 
 
@@ -65,7 +65,7 @@ class LLMEngine:
         if request_id in self._requests:
             raise RequestError(f"the request id {request_id!r} is already in use", param="request_id")
         state = self._prepare(request_id, prompt, params, kind)
-        request = engine_request(state, priority=priority, cache_salt=prompt.cache_salt)
+        request = self._request(state, priority, prompt.cache_salt)
         if (fault := self.core.scheduler.fault(request)) is not None:
             raise RequestError(fault, param="prompt")
         self._requests[request_id] = state
@@ -75,7 +75,7 @@ class LLMEngine:
 
     def fault(self, prompt: Encoded, params: SamplingParams) -> str | None:
         """Why a request could never be served; None where it can."""
-        return self.core.scheduler.fault(engine_request(self._prepare("", prompt, params, None)))
+        return self.core.scheduler.fault(self._request(self._prepare("", prompt, params, None)))
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Forget requests and free their blocks now; no output follows. Unknown ids are ignored."""
@@ -130,6 +130,9 @@ class LLMEngine:
             if state.finished:
                 del self._requests[state.request_id]
         return [output for state in touched.values() if (output := state.output()) is not None]
+
+    def _request(self, state: RequestState, priority: int = 0, cache_salt: str | None = None) -> AddRequest:
+        return engine_request(state, policy=self.config.scheduler_policy, priority=priority, cache_salt=cache_salt)
 
     def _prepare(
         self, request_id: str, prompt: Encoded, params: SamplingParams, kind: RequestOutputKind | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 import time
@@ -17,10 +18,11 @@ from quire.models.generation_config import SamplingDefaults, sampling_defaults
 from quire.models.source import ModelFiles, resolve, resolve_tokenizer
 from quire.outputs.choice import choices_of, requests_of
 from quire.outputs.state import RequestState
-from quire.request import AddRequest, EngineReady, RequestOutputKind, SamplingParams, checked_salt
+from quire.request import AddRequest, EngineReady, RequestOutputKind, SamplingParams, checked_priority, checked_salt
 from quire.text import Tokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)
+_submissions = itertools.count()
 
 
 class TextPrompt(TypedDict):
@@ -111,6 +113,9 @@ def prepare(
 ) -> RequestState:
     """The state of a new request. ready: the engine's bounds. kind: what its outputs hold; default: what params say.
 
+    request_id is the caller's name for it. The engine knows its sequences by ids that never come again, so that what it still says
+    of a request that has ended here cannot reach the next one of that name.
+
     An answer ends at the model's length at the latest, however large max_tokens is (finish reason `length`). Raises
     RequestError where parameters name token ids that the model does not have.
     """
@@ -121,12 +126,19 @@ def prepare(
     resolved.check_ids(ready.vocab_size, stops=False)
     if resolved.max_tokens is not None and resolved.max_tokens > room:
         resolved = msgspec.structs.replace(resolved, max_tokens=room)
-    choices = choices_of(request_id, token_ids, resolved, tokenizer, stops=tokenizer.names_of_stops(params))
+    unique = f"{request_id}-{next(_submissions)}"
+    choices = choices_of(unique, token_ids, resolved, tokenizer, stops=tokenizer.names_of_stops(params))
     return RequestState(request_id, prompt.text, choices, params.output_kind if kind is None else kind)
 
 
-def engine_request(state: RequestState, *, priority: int = 0, cache_salt: str | None = None) -> AddRequest:
-    """What the engine gets: one request whose siblings are the other choices, arriving now."""
+def engine_request(
+    state: RequestState, *, policy: str, priority: int | None = 0, cache_salt: str | None = None
+) -> AddRequest:
+    """What the engine gets: one request whose siblings are the other choices, arriving now. policy: the scheduler's.
+
+    Raises RequestError for a priority that is out of bounds or that the policy does not read.
+    """
+    priority = checked_priority(priority, policy=policy)
     [request] = requests_of(state.choices, arrival_s=time.monotonic(), priority=priority, cache_salt=cache_salt)
     return request
 
@@ -135,7 +147,7 @@ def _ids(given: Iterable[Any]) -> list[int]:
     try:
         if isinstance(given, str | bytes | Mapping):
             raise TypeError
-        ids = [operator.index(one) for one in given]
+        ids = [int(operator.index(one)) for one in given]
     except TypeError:
         raise RequestError(f"token ids must be a list of integers, got {_short(given)}", param="prompts") from None
     return ids

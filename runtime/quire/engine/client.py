@@ -20,7 +20,7 @@ import zmq.asyncio
 from quire.config import EngineConfig
 from quire.engine import wire
 from quire.engine.spawn import Spawned, spawn
-from quire.errors import ConfigError, EngineDeadError, ModelError, QuireError
+from quire.errors import ConfigError, EngineDeadError, ModelError, QuireError, RequestError
 from quire.request import (
     AbortRequest,
     AddRequest,
@@ -91,7 +91,7 @@ class EngineClient:
         return self._spawned.process.pid
 
     async def add(self, request: AddRequest) -> None:
-        """Hand over a request; what becomes of it comes through `outputs`."""
+        """Hand over a request; what becomes of it comes through `outputs`. Raises RequestError where it cannot travel."""
         await self._send(request)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
@@ -173,7 +173,11 @@ class EngineClient:
         if self._closed or self._exited.done():
             status = self._exited.result() if self._exited.done() else None
             raise EngineDeadError("the engine is shut down" if status is None else _cause_of_death(status))
-        await self._requests.send(wire.encoder.encode(message))
+        try:
+            frame = wire.encoder.encode(message)
+        except (TypeError, ValueError, OverflowError, RecursionError) as exc:  # of what no check looks into: extra_args
+            raise RequestError(f"the request cannot be sent to the engine: {exc}", code="invalid_value") from exc
+        await self._requests.send(frame)
 
     def _bind(self, kind: int, address: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -60,12 +61,17 @@ class EngineCore:
         if request.params.structured_outputs is None and not (self.gate and request.request_id in self.gate):
             self._enqueue(request, seed, siblings)
         elif (fault := self._fault(request)) is not None:
-            self._refused.append(
-                TokenDelta(request_id=request.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=fault)
-            )
+            self.refuse([request.request_id], fault)
         else:
             assert self.gate is not None
             self.gate.hold(request, seed)
+
+    def refuse(self, request_ids: Iterable[str], error: str) -> None:
+        """The next step says of requests that came to nothing why."""
+        self._refused += [
+            TokenDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=error)
+            for request_id in request_ids
+        ]
 
     def _fault(self, request: AddRequest) -> str | None:
         if self.gate is None:

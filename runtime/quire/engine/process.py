@@ -92,7 +92,12 @@ class EngineProcess:
                 frame = self._requests.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            match wire.to_engine.decode(frame):
+            try:
+                message = wire.to_engine.decode(frame)
+            except Exception as exc:  # noqa: BLE001 - whatever came, it is the fault of one request
+                _refuse(core, frame, exc)
+                continue
+            match message:
                 case AddRequest() as request:
                     core.add(request)
                 case AbortRequest(request_ids=ids):
@@ -142,6 +147,12 @@ def main(arguments: list[str]) -> int:
     finally:
         process.close()
     return 0
+
+
+def _refuse(core: EngineCore, frame: bytes, cause: Exception) -> None:
+    """Answer what cannot be read: a checked request never comes to this, and one that does must not end the others."""
+    _log.error("a message of %d bytes cannot be read: %s", len(frame), cause)
+    core.refuse(wire.addressees(frame), f"the engine cannot read it: {cause}")
 
 
 def _last_words(exc: Exception) -> str:

@@ -10,11 +10,30 @@ from pathlib import Path
 
 import msgspec
 
-from quire.request import FromEngine, ToEngine
+from quire.request import FromEngine, Sibling, ToEngine
 
 encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)
 from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+class _Head(msgspec.Struct):
+    """What answers to a request need of it."""
+
+    request_id: str
+    siblings: tuple[Sibling, ...] = ()
+
+
+_head = msgspec.msgpack.Decoder(_Head)
+
+
+def addressees(frame: bytes) -> list[str]:
+    """The ids of the request in a frame that cannot be decoded, its siblings' too; empty where not even they can be read."""
+    try:
+        head = _head.decode(frame)
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    return [head.request_id, *(sibling.request_id for sibling in head.siblings)]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tokenizers import normalizers
 
 from quire.errors import RequestError
 from quire.request import SamplingParams
+from quire.sampling_params import MAX_WORD_TOKENS, refusal
 from quire.text.chat import BREAK, ChatTemplate, Defuser, Message
 from quire.text.pieces import Pieces
 from quire.text.stream import Detokenizer, TextStream
@@ -203,12 +204,12 @@ class Tokenizer:
         )
 
     def _spelled(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Every word as token ids, at the beginning of a text and behind a space."""
+        """Every word as token ids, at the beginning of a text and behind a space. Raises RequestError for a word that has none."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
-            plain = tuple(self._ids(word.lstrip(), False))
-            spaced = tuple(self._ids(" " + word.lstrip(), False))
-            if plain:
-                found[plain] = None
-            found[spaced] = None
+            spellings = [tuple(self._ids(blanks + word.lstrip(), False)) for blanks in ("", " ")]
+            lengths = [len(spelling) for spelling in spellings if spelling]
+            if not lengths or max(lengths) > MAX_WORD_TOKENS:
+                raise refusal("bad_words", word, f"words of 1 to {MAX_WORD_TOKENS} tokens")
+            found |= dict.fromkeys(spelling for spelling in spellings if spelling)
         return tuple(found)

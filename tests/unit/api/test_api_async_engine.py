@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,52 @@ async def test_an_id_in_use_is_refused_and_its_owner_goes_on(engine: AsyncLLMEng
         await outputs(engine, GREEDY, "same")
     assert (await first).outputs[0].token_ids == greedy_ids(IDS, 8)
     assert (await outputs(engine, GREEDY, "same"))[-1].finished  # free again
+
+
+async def test_an_id_may_come_again_while_the_engine_still_works_on_the_first(
+    engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes longer than a program needs to ask anew: the engine hears of the stop string too late."""
+    text = (await outputs(engine))[-1].outputs[0].text
+    first = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True, stop=(text[3:5],))
+    late: list[str] = []
+
+    async def unheard(request_ids: Iterable[str]) -> None:
+        late.extend(request_ids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._thread._client, "abort", unheard)
+        for _ in range(3):
+            stopped = (await outputs(engine, first, "chat"))[-1].outputs[0]
+            assert (stopped.text, stopped.finish_reason) == (text[: text.index(text[3:5])], "stop")
+            async with asyncio.timeout(60):
+                again = [o async for o in engine.generate({"prompt_token_ids": [9, 9]}, GREEDY, "chat")]
+            assert again[-1].request_id == "chat"
+            assert again[-1].outputs[0].token_ids == greedy_ids([9, 9], 8)
+            assert again[-1].outputs[0].finish_reason == "length"
+    assert len(late) == 3
+    await engine._thread._client.abort(late)
+    await quiet(engine)
+
+
+async def test_values_of_another_kind_fail_alone(engine: AsyncLLMEngine) -> None:
+    """Each of these once ended the engine, or would, if it came there."""
+    for field, value in [("seed", time.time()), ("max_tokens", 16.0), ("ignore_eos", "yes"), ("min_tokens", 1.5)]:
+        late = GREEDY.clone()
+        setattr(late, field, value)
+        with pytest.raises(RequestError, match=f"{field} must be"):
+            await outputs(engine, late)
+    for priority, message in [(1.5, "32-bit integer"), (2**70, "32-bit integer"), (3, "no effect under the scheduler")]:
+        with pytest.raises(RequestError, match=message):
+            await anext(engine.generate(IDS, GREEDY, "ranked", priority=priority))  # type: ignore[arg-type]
+    custom = GREEDY.clone()
+    custom.extra_args = {"mask": object()}
+    with pytest.raises(RequestError, match="cannot be sent to the engine"):
+        await outputs(engine, custom, "ranked")
+    [true] = [o async for o in engine.generate([True, 6, 7], kind(GREEDY, RequestOutputKind.FINAL_ONLY))]
+    assert true.prompt_token_ids == [1, 6, 7]
+    assert (await outputs(engine, GREEDY, "ranked"))[-1].finished
+    await quiet(engine)
 
 
 async def test_bad_requests_fail_alone(engine: AsyncLLMEngine) -> None:

@@ -111,3 +111,9 @@ def test_swap_space_is_a_number_of_gib_as_in_vllm() -> None:
     assert sizes == ["4Gi", "0.5Gi", "0Gi", "512Mi", None]
     args = EngineArgs(swap_space=4)
     assert EngineArgs(**dataclasses.asdict(args)) == args
+    args.swap_space = 2
+    assert args.create_engine_config().swap_space == "2Gi"
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    for text, expected in [("4", "4Gi"), ("0.5", "0.5Gi"), ("512Mi", "512Mi")]:
+        config = EngineArgs.from_cli_args(parser.parse_args(["--swap-space", text])).create_engine_config()
+        assert config.swap_space == expected

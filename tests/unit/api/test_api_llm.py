@@ -90,6 +90,22 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm: LLM, prompt: Any, messa
         llm.generate(["a", "b", prompt, "c"], GREEDY)
 
 
+def test_a_priority_that_nobody_reads_is_refused_at_every_door(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="priority 1 has no effect under the scheduler policy fcfs"):
+        llm.llm_engine.add_request("a", "hello", GREEDY, priority=1)
+    with pytest.raises(RequestError, match=r"priority must be a 32-bit integer \(lower is more urgent\), got 0.5"):
+        llm.llm_engine.add_request("a", "hello", GREEDY, priority=0.5)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="priority must be a 32-bit integer"):
+        llm.generate("hello", GREEDY, priority=[2**70])
+
+
+def test_words_without_tokens_are_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="bad_words_token_ids must be at most 2048 lists of 1 to 256 token ids"):
+        llm.generate("hello", SamplingParams(bad_words_token_ids=[[]]))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="bad_words must be words of 1 to 256 tokens, got 'ab"):
+        llm.generate("hello", SamplingParams(bad_words=["ab" * 200]))  # type: ignore[arg-type]
+
+
 def test_bad_arguments(llm: LLM) -> None:
     with pytest.raises(RequestError, match="prompts must be given"):
         llm.generate()

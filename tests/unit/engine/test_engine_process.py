@@ -13,13 +13,14 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from quire.config import EngineConfig
 from quire.engine.client import EngineClient
 from quire.engine.spawn import spawn
 from quire.engine.startup import build
-from quire.errors import ConfigError, EngineDeadError, ModelError
+from quire.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from quire.request import AddRequest, FinishReason, SamplingParams, StepOutputs
 from quire.structured import structured_output
 from quire.text import load_tokenizer
@@ -119,6 +120,43 @@ async def test_idle_it_reports_once_a_second_and_burns_nothing(client: EngineCli
                 break
     assert cpu_s() - used <= 0.1
     assert all(0.9 < later - earlier < 3.0 for earlier, later in itertools.pairwise(beats))
+
+
+async def test_what_cannot_be_read_fails_alone(client: EngineClient, capfd: pytest.CaptureFixture[str]) -> None:
+    await client.add(request("long", [1, 2, 3], max_tokens=30))
+    good = msgspec.to_builtins(request("bad", [5]))
+    siblings = [{"request_id": "bad-1", "seed": 1}]
+    frames = [
+        {**good, "type": "add", "siblings": siblings, "params": {"seed": 1.76e9}},
+        {**good, "type": "add", "request_id": "worse", "params": {"n": -1}},
+        {**good, "type": "unheard of", "request_id": "worst"},
+        {"type": "abort", "request_ids": 3},
+        [],
+    ]
+    for frame in frames:
+        await client._requests.send(msgspec.msgpack.encode(frame))
+    await client._requests.send(b"\xc1 no msgpack")
+    errors: dict[str, str | None] = {}
+    tokens = 0
+    async with asyncio.timeout(30):
+        async for step in client.outputs():
+            errors |= {d.request_id: d.error for d in step.deltas if d.finish_reason is FinishReason.ERROR}
+            tokens += sum(len(delta.token_ids) for delta in step.deltas)
+            if len(errors) == 4 and tokens == 30:
+                break
+    assert errors.keys() == {"bad", "bad-1", "worse", "worst"}
+    assert "cannot read it: Expected `int | null`, got `float`" in (errors["bad"] or "")
+    assert "n must be between 1 and 128, got -1" in (errors["worse"] or "")
+    await client.add(request("next", [4]))
+    assert (await first(client, "next")).deltas[0].request_id == "next"
+
+
+async def test_what_cannot_travel_is_refused(client: EngineClient) -> None:
+    params = SamplingParams(max_tokens=2, extra_args={"f": object()})
+    with pytest.raises(RequestError, match="cannot be sent to the engine: Encoding objects of type object"):
+        await client.add(msgspec.structs.replace(request("bad", [5]), params=params))
+    await client.add(request("next", [4]))
+    assert (await first(client, "next")).deltas[0].request_id == "next"
 
 
 async def test_abort_frees_blocks_within_the_step(client: EngineClient) -> None:
