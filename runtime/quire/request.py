@@ -31,6 +31,7 @@ __all__ = [
     "TokenLogprobs",
     "checked_priority",
     "checked_salt",
+    "params_of_siblings",
 ]
 
 
@@ -47,7 +48,7 @@ class FinishReason(enum.StrEnum):
 
 
 class Sibling(msgspec.Struct, frozen=True, kw_only=True):
-    """One more answer to a request's prompt, with the same parameters but its own id and seed."""
+    """One more answer to a request's prompt, with the same parameters (`params_of_siblings`) but its own id and seed."""
 
     request_id: str
     seed: int | None = None
@@ -71,15 +72,24 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     siblings: tuple[Sibling, ...] = ()
 
 
+def params_of_siblings(request: AddRequest) -> SamplingParams:
+    """What holds for them: the prompt is theirs too, but its log probabilities are computed and told once."""
+    if request.params.prompt_logprobs is None:
+        return request.params
+    return msgspec.structs.replace(request.params, prompt_logprobs=None)
+
+
 def apart(request: AddRequest) -> list[AddRequest]:
     """A request and each of its siblings, as requests that share nothing."""
-    own = [(request.request_id, request.params.seed)]
-    own += [(sibling.request_id, sibling.seed) for sibling in request.siblings]
-    return [
+    params = params_of_siblings(request)
+    return [msgspec.structs.replace(request, siblings=())] + [
         msgspec.structs.replace(
-            request, request_id=name, params=msgspec.structs.replace(request.params, seed=seed), siblings=()
+            request,
+            request_id=sibling.request_id,
+            params=msgspec.structs.replace(params, seed=sibling.seed),
+            siblings=(),
         )
-        for name, seed in own
+        for sibling in request.siblings
     ]
 
 

@@ -27,7 +27,7 @@ from quire.engine.swapping import Swapper
 from quire.kvcache.hashing import prefix_context
 from quire.kvcache.manager import NO_HITS, Hits, KVCacheManager
 from quire.kvcache.swap import SwapSpace
-from quire.request import AddRequest, FinishReason, TokenDelta
+from quire.request import AddRequest, FinishReason, TokenDelta, params_of_siblings
 
 
 class Scheduler:
@@ -120,8 +120,10 @@ class Scheduler:
         own = [(request.request_id, seed)]
         own += [(sibling.request_id, other) for sibling, other in zip(request.siblings, sibling_seeds, strict=True)]
         leader: Sequence | None = None
+        others = params_of_siblings(request)
         for index, (request_id, one) in enumerate(own):
             sequence = self._sequence(request, request_id, one)
+            sequence.params = others if index else request.params
             sequence.scratch.update(scratch or {})
             self._live[request_id] = sequence
             if leader is None or index % self.max_num_seqs == 0:
@@ -305,7 +307,6 @@ class Scheduler:
             follower.leader, follower.state, follower.num_computed = None, State.RUNNING, end
             follower.admitted, follower.num_cached = leader.admitted, leader.num_cached
             follower.first_scheduled_s = leader.first_scheduled_s
-            follower.prompt_logprobs = leader.prompt_logprobs  # the same list: this step adds the rest
             insort(self.running, follower, key=self.waiting.rank)  # right behind: its order is the next one
             plan.scheduled.append(Scheduled(follower, end, 0, True))
         self.counters.forks += len(followers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -57,7 +58,9 @@ class Choice:
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens; what `best_of` ranks by."""
+        """Of its tokens; what `best_of` ranks by. One that failed is the last."""
+        if self.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            return -math.inf
         return self.logprob / max(self.text.num_tokens, 1)
 
     def see(self, delta: TokenDelta) -> bool:

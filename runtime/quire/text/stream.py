@@ -10,7 +10,7 @@ complete with the same character, before the longer one). No clocks, no I/O.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from quire.text.pieces import Pieces
 
@@ -62,7 +62,8 @@ class Detokenizer:
 class StopMatcher:
     """Looks for several strings in a text that arrives in pieces (one Knuth-Morris-Pratt automaton each).
 
-    The outcome does not depend on where the pieces are cut. keep_found: the text ends after the stop string.
+    The outcome does not depend on where the pieces are cut. keep_found: the text ends after the stop string. Text that is pushed
+    with `early` may begin a stop string but completes none.
     """
 
     def __init__(self, stops: Sequence[str], *, keep_found: bool = False) -> None:
@@ -72,7 +73,7 @@ class StopMatcher:
         self._held = ""
         self.found: str | None = None
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, early: bool = False) -> str:
         """What may be sent now. After a match `found` is set and everything later is swallowed."""
         if self.found is not None:
             return ""
@@ -80,7 +81,7 @@ class StopMatcher:
             return text
         buffer = self._held + text
         for position in range(len(self._held), len(buffer)):
-            if complete := self._advance(buffer[position]):
+            if (complete := self._advance(buffer[position])) and not early:
                 self.found = max(complete, key=len)
                 self._held = ""
                 return buffer[: position + 1 - (0 if self._keep_found else len(self.found))]
@@ -124,7 +125,8 @@ def _borders(pattern: str) -> list[int]:
 class TextStream:
     """Detokenizer and stop strings of one sequence together.
 
-    include_stop: what ends the text is part of it. min_tokens: stop strings are looked for in the text of later tokens only.
+    include_stop: what ends the text is part of it. stop_spellings: special tokens that are stop strings, which are text where they
+    end it and include_stop is set. min_tokens: a stop string that is complete with the text of so many tokens is none.
     silent: count tokens, make no text. num_tokens counts the ids that were consumed: all up to and including the one that
     completed a stop string.
     """
@@ -134,6 +136,7 @@ class TextStream:
         pieces: Pieces,
         *,
         stop: Sequence[str] = (),
+        stop_spellings: Mapping[int, str] | None = None,
         continuing: bool = True,
         skip_special: bool = True,
         special_spaces: bool = True,
@@ -147,6 +150,7 @@ class TextStream:
         self._stops = StopMatcher(stop, keep_found=include_stop)
         self.pieces = pieces
         self._include_stop = include_stop
+        self._spellings = stop_spellings or {}
         self._min_tokens = min_tokens
         self._silent = silent
         self.num_tokens = 0
@@ -166,10 +170,16 @@ class TextStream:
             if self._stops.found is not None:
                 return text
             self.num_tokens += 1
-            if stop_token_id is not None and index == len(token_ids) - 1 and not self._include_stop:
+            ends = stop_token_id is not None and index == len(token_ids) - 1
+            if ends and not self._include_stop:
                 break
             new = self._detokenizer.push((token_id,))
-            text += new if self.num_tokens <= self._min_tokens else self._stops.push(new)
+            if ends and not new:  # a special token, and no text
+                new = self._detokenizer.flush() + self._spellings.get(token_id, "")
+            text += self._match(new)
         if final:
-            text += self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+            text += self._match(self._detokenizer.flush()) + self._stops.flush()
         return text
+
+    def _match(self, new: str) -> str:
+        return self._stops.push(new, early=self.num_tokens <= self._min_tokens)

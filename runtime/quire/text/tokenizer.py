@@ -18,6 +18,7 @@ from quire.errors import RequestError
 from quire.request import SamplingParams
 from quire.sampling_params import MAX_WORD_TOKENS, refusal
 from quire.text.chat import BREAK, ChatTemplate, Defuser, Message
+from quire.text.familiar import FamiliarNames
 from quire.text.pieces import Pieces
 from quire.text.stream import Detokenizer, TextStream
 from quire.text.vocabulary import Vocabulary
@@ -26,10 +27,11 @@ LONG_CHARS = 4096
 """From here on a text is encoded by the call that lets other threads run meanwhile (it costs a little more to start)."""
 
 
-class Tokenizer:
+class Tokenizer(FamiliarNames):
     """See the module. `eos_ids` end an answer unasked; `len()` is the number of ids it knows."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
         self.name = vocabulary.name
         self.bos_id = vocabulary.bos_id
         self.pad_id = vocabulary.pad_id
@@ -55,39 +57,6 @@ class Tokenizer:
 
     def __len__(self) -> int:
         return len(self.pieces)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """The first of `eos_ids`, under the name that users of transformers know."""
-        return self.eos_ids[0] if self.eos_ids else None
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self.bos_id
-
-    @property
-    def pad_token_id(self) -> int | None:
-        return self.pad_id
-
-    @property
-    def eos_token(self) -> str | None:
-        """How the vocabulary writes `eos_token_id`."""
-        return None if self.eos_token_id is None else self.spelling(self.eos_token_id)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self)
-
-    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
-        """The id of a token as the vocabulary writes it, or of each of several; None for what it does not know."""
-        if isinstance(tokens, str):
-            found: int | None = self._backend.token_to_id(tokens)
-            return found
-        return [self._backend.token_to_id(token) for token in tokens]
-
-    def convert_ids_to_tokens(self, token_ids: int | Sequence[int]) -> str | list[str | None] | None:
-        """The reverse of `convert_tokens_to_ids`."""
-        return self.spelling(token_ids) if isinstance(token_ids, int) else [self.spelling(i) for i in token_ids]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a raw prompt: special tokens in it count as such; exactly one begin token where the model wants one."""
@@ -171,21 +140,20 @@ class Tokenizer:
 
     def names_of_stops(self, params: SamplingParams) -> dict[int, int | str]:
         """What the caller calls the token ids that end an answer: the id, or the stop string that spells it."""
-        return {i: i for i in params.stop_token_ids} | {self._special[s]: s for s in params.stop if s in self._special}
+        return {i: i for i in params.stop_token_ids} | self._spelled_by(params.stop)
 
     def resolve(self, params: SamplingParams, *, room: int) -> SamplingParams:
         """Sampling parameters as the engine wants them.
 
         room: the default of max_tokens, which is what fits behind the prompt at most. Stop strings that spell a special token become
-        stop token ids, since special tokens are no part of the text; end ids join them unless `ignore_eos`. Bad words
-        become token ids, as the beginning of a text and behind a space.
+        stop token ids too, since special tokens are no part of the text (but a model may spell one out); end ids join them
+        unless `ignore_eos`. Bad words become token ids, as the beginning of a text and behind a space.
         """
-        stop_ids = [*params.stop_token_ids, *(self._special[s] for s in params.stop if s in self._special)]
+        stop_ids = [*params.stop_token_ids, *self._spelled_by(params.stop)]
         if not params.ignore_eos:
             stop_ids += self.eos_ids
         return msgspec.structs.replace(
             params,
-            stop=tuple(s for s in params.stop if s not in self._special),
             stop_token_ids=tuple(dict.fromkeys(stop_ids)),
             max_tokens=room if params.max_tokens is None else params.max_tokens,
             bad_words_token_ids=self._spelled(params.bad_words) if params.bad_words else params.bad_words_token_ids,
@@ -196,6 +164,7 @@ class Tokenizer:
         return TextStream(
             self.pieces,
             stop=params.stop,
+            stop_spellings=self._spelled_by(params.stop),
             skip_special=params.skip_special_tokens,
             special_spaces=params.spaces_between_special_tokens,
             include_stop=params.include_stop_str_in_output,
@@ -203,13 +172,29 @@ class Tokenizer:
             silent=not params.detokenize,
         )
 
+    def _spelled_by(self, stops: Sequence[str]) -> dict[int, str]:
+        """Special tokens that stop strings spell."""
+        return {self._special[stop]: stop for stop in stops if stop in self._special}
+
     def _spelled(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Every word as token ids, at the beginning of a text and behind a space. Raises RequestError for a word that has none."""
+        """Every word as token ids, at the beginning of a text and behind a space; blanks as they are.
+
+        Raises RequestError for a word that has no tokens, or too many.
+        """
         found: dict[tuple[int, ...], None] = {}
         for word in words:
-            spellings = [tuple(self._ids(blanks + word.lstrip(), False)) for blanks in ("", " ")]
-            lengths = [len(spelling) for spelling in spellings if spelling]
-            if not lengths or max(lengths) > MAX_WORD_TOKENS:
+            if word.isspace():
+                spellings = [self._blanks(word)]
+            else:
+                spellings = [tuple(self._ids(before + word.lstrip(" "), False)) for before in ("", " ")]
+            longest = max(map(len, spellings))
+            if not 1 <= longest <= MAX_WORD_TOKENS:
                 raise refusal("bad_words", word, f"words of 1 to {MAX_WORD_TOKENS} tokens")
             found |= dict.fromkeys(spelling for spelling in spellings if spelling)
         return tuple(found)
+
+    def _blanks(self, word: str) -> tuple[int, ...]:
+        """A line break and the like, without the space that some vocabularies put before every text they encode."""
+        ids = tuple(self._ids(word, False))
+        put_before = len(ids) > 1 and word[0] != " " and self.pieces.bytes_of(ids[0]) == b" "
+        return ids[1:] if put_before else ids

@@ -13,7 +13,7 @@ import torch
 
 from quire.engine.core import EngineCore
 from quire.engine.sampling.logprobs import ROWS, token_logprobs
-from quire.request import AddRequest, SamplingParams, TokenLogprobs
+from quire.request import AddRequest, SamplingParams, Sibling, TokenLogprobs, apart
 from quire_testing.cores import make_core
 from quire_testing.tiny_llama import VOCAB, make_model, save_folder
 
@@ -120,6 +120,26 @@ def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_and_not_found(f
         (told,) = run(core, [prompt], [params])
         assert (told.num_cached > 0) == cached
         assert (told.prompt_logprobs is not None) == (params is wanting)
+
+
+def test_a_prompt_of_several_answers_is_computed_and_told_once(folder: Path) -> None:
+    core = make_core(folder, num_blocks=64, block_size=8, max_num_seqs=2)
+    prompt, params = [5] * 33, SamplingParams(max_tokens=2, prompt_logprobs=2, ignore_eos=True)
+    siblings = tuple(Sibling(request_id=f"a-{i}", seed=i) for i in range(1, 4))
+    core.add(AddRequest(request_id="a-0", prompt_token_ids=prompt, params=params, arrival_s=0.0, siblings=siblings))
+    told: dict[str, int] = {}
+    computed = 0
+    while core.has_work:
+        report = core.step()
+        computed += report.stats.num_prompt_tokens
+        told |= {d.request_id: len(d.prompt_logprobs) for d in report.deltas if d.prompt_logprobs is not None}
+    assert told == {"a-0": 32}
+    assert computed == 33 + 1, "the second group finds all but the last token"
+    one, *others = apart(
+        AddRequest(request_id="b", prompt_token_ids=[1], params=params, arrival_s=0.0, siblings=siblings)
+    )
+    assert one.params.prompt_logprobs == 2
+    assert [(other.params.prompt_logprobs, other.params.seed) for other in others] == [(None, 1), (None, 2), (None, 3)]
 
 
 def test_a_prompt_of_one_token_has_none(folder: Path) -> None:

@@ -61,9 +61,9 @@ def test_special_tokens_are_no_text_unless_asked_for() -> None:
     assert TextStream(PIECES, skip_special=False).push(ids, final=True) == "<|im_start|>hello<|im_end|>"
 
 
-def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Straight from the rule: walk the text, stop at the first character that completes a stop string."""
-    for end in range(1, len(text) + 1):
+def reference(text: str, stops: list[str], early: int = 0) -> tuple[str, str | None]:
+    """Straight from the rule: walk the text, stop at the first character behind the `early` first that completes a stop string."""
+    for end in range(early + 1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
             longest = max(complete, key=len)
@@ -110,9 +110,33 @@ def test_the_stop_string_may_stay_and_early_ones_may_not_count(
     for keep in (False, True):
         stream = TextStream(PIECES, stop=stops, include_stop=keep, min_tokens=min_tokens)
         out = "".join(stream.push(group) for group in cut(ids, sizes)) + stream.push([], final=True)
-        rest, found = reference(text[min_tokens:], stops)
+        left, found = reference(text, stops, early=min_tokens)
         assert stream.stop_found == found
-        assert out == text[:min_tokens] + rest + (found if keep and found else "")
+        assert out == left + (found if keep and found else "")
+
+
+def test_a_stop_string_may_begin_before_min_tokens_and_end_behind() -> None:
+    stream = TextStream(PIECES, stop=["\n\nUser:"], min_tokens=5)
+    out = "".join(stream.push([i]) for i in ids_of("abcd\n\nUser: x"))
+    assert (out, stream.stop_found, stream.num_tokens) == ("abcd", "\n\nUser:", len("abcd\n\nUser:"))
+
+
+@pytest.mark.parametrize(
+    ("ids", "stop_token_id", "left"),
+    [
+        ([*ids_of("ax"), 2], 2, "ax"),  # the model ended the turn with its token
+        ([ids_of(char)[0] for char in "ax<|im_end|>b"], None, "ax"),  # it spelled the token out
+    ],
+)
+def test_a_stop_string_that_spells_a_special_token(ids: list[int], stop_token_id: int | None, left: str) -> None:
+    for keep in (False, True):
+        stream = TextStream(PIECES, stop=["<|im_end|>"], stop_spellings={2: "<|im_end|>"}, include_stop=keep)
+        assert stream.push(ids, final=True, stop_token_id=stop_token_id) == left + ("<|im_end|>" if keep else "")
+
+
+def test_an_end_token_that_is_no_stop_string_is_no_text() -> None:
+    stream = TextStream(PIECES, stop=["x"], stop_spellings={}, include_stop=True)
+    assert stream.push([*ids_of("a" + EMOJI)[:3], 2], final=True, stop_token_id=2) == "a\ufffd"
 
 
 def test_the_stop_token_may_be_part_of_the_text() -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ModelError
+from quire.request import SamplingParams
 from quire.text import Tokenizer, load_tokenizer
 
 WORDS = [
@@ -106,6 +107,12 @@ def test_begin_token_user_tokens_and_end_ids(gemma: Tokenizer) -> None:
     assert gemma.encode("<bos>the") == [1, *by_the_rule("the")]
     assert TOKENS.index("<b>") in gemma.encode("a<b>c")
     assert set(gemma.eos_ids) == {2, 4}  # <eos> from the header, <end_of_turn> because it ends a turn
+
+
+def test_a_line_break_as_bad_word_is_one_wherever_it_comes(gemma: Tokenizer, llama: Tokenizer) -> None:
+    for tokenizer in (gemma, llama):  # llama puts a space before every text
+        params = tokenizer.resolve(SamplingParams(bad_words=("\n",)), room=5)
+        assert params.bad_words_token_ids == ((TOKENS.index("\n"),),)
 
 
 def test_chat_template_of_the_file(gemma: Tokenizer) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from quire.errors import ModelError
+from quire.errors import ModelError, RequestError
 from quire.models import bundled
 from quire.request import SamplingParams
+from quire.text import Tokenizer as TextTokenizer
 from quire.text import load_tokenizer
 from quire.text.pieces import Pieces
+from quire.text.vocabulary import Vocabulary
 from tiny_text import build_tokenizer, write_tokenizer
 
 TEXTS = [
@@ -116,8 +118,59 @@ def test_folder_end_ids_come_from_generation_config_too(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_tokenizer(tmp_path))
     assert set(tokenizer.eos_ids) == {0, 2}
     params = tokenizer.resolve(SamplingParams(stop=("<|im_start|>", "x"), stop_token_ids=(7,), max_tokens=None), room=5)
-    assert (params.stop, set(params.stop_token_ids), params.max_tokens) == (("x",), {7, 1, 2, 0}, 5)
+    assert (params.stop, set(params.stop_token_ids), params.max_tokens) == (("<|im_start|>", "x"), {7, 1, 2, 0}, 5)
     assert tokenizer.resolve(SamplingParams(ignore_eos=True, max_tokens=3), room=5).stop_token_ids == ()
+
+
+def test_what_programs_call_on_a_tokenizer_of_transformers(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    write_tokenizer(tmp_path, pad_token="<|endoftext|>")
+    reference, tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    for name in ("bos", "eos", "pad", "unk"):
+        assert getattr(tokenizer, f"{name}_token") == getattr(reference, f"{name}_token"), name
+        assert getattr(tokenizer, f"{name}_token_id") == getattr(reference, f"{name}_token_id"), name
+    assert tokenizer.eos_token_id == 2
+    tokens = ["hello", "<|im_end|>", "no such token"]
+    assert tokenizer.convert_tokens_to_ids(tokens) == reference.convert_tokens_to_ids(tokens)
+    assert tokenizer.convert_tokens_to_ids("<|im_start|>") == 1
+    assert tokenizer.convert_ids_to_tokens([0, 2, 40]) == reference.convert_ids_to_tokens([0, 2, 40])
+    assert tokenizer.convert_ids_to_tokens(2) == "<|im_end|>"
+    assert tokenizer.get_vocab() == reference.get_vocab()
+    assert tokenizer.vocab_size == reference.vocab_size
+    assert set(tokenizer.all_special_tokens) == set(reference.all_special_tokens)
+    assert sorted(tokenizer.all_special_ids) == sorted(reference.all_special_ids)
+    for text in ("hello wor", ["hello", "a b"]):
+        mine, theirs = tokenizer(text), reference(text)
+        assert (mine["input_ids"], mine.input_ids) == (theirs["input_ids"], theirs.input_ids)
+        assert mine.attention_mask == theirs.attention_mask
+    assert tokenizer.batch_decode([[2, 40], [41]], skip_special_tokens=False) == reference.batch_decode([[2, 40], [41]])
+
+
+def test_bad_words_that_are_blanks_are_those_blanks(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path))
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    def banned(word: str) -> tuple[tuple[int, ...], ...]:
+        return tokenizer.resolve(SamplingParams(bad_words=(word,)), room=5).bad_words_token_ids
+
+    assert banned("\n") == (ids("\n"),)
+    assert banned("\n\n") == (ids("\n\n"),)
+    assert banned("  ") == (ids("  "),)
+    assert banned("\thello") == (ids("\thello"), ids(" \thello"))
+    assert banned("  hello") == (ids("hello"), ids(" hello"))
+
+
+def test_a_bad_word_without_tokens_is_refused() -> None:
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "yes": 1, "no": 2}))  # no unk_token: what it lacks has no tokens
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = TextTokenizer(Vocabulary(backend=backend, name="words", special_ids=frozenset(), eos_ids=()))
+    assert tokenizer.resolve(SamplingParams(bad_words=("no",)), room=5).bad_words_token_ids == ((2,),)
+    for word in (" ", "maybe"):
+        with pytest.raises(RequestError, match=f"bad_words must be words of 1 to 256 tokens, got '{word}'"):
+            tokenizer.resolve(SamplingParams(bad_words=(word,)), room=5)
 
 
 @pytest.mark.parametrize(("add_bos", "begins"), [(None, 1), (True, 1), (False, 0)])
