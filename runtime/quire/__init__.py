@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quire.api.arguments import FlexibleArgumentParser
     from quire.api.async_engine import AsyncLLM, AsyncLLMEngine
     from quire.api.beam import BeamSearchOutput, BeamSearchParams
     from quire.api.engine_args import AsyncEngineArgs, EngineArgs
@@ -29,6 +30,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
+    "FlexibleArgumentParser",
     "GuidedDecodingParams",
     "LLMEngine",
     "RequestOutput",
@@ -49,6 +51,7 @@ _HOMES = {
     "BeamSearchParams": "quire.api.beam",
     "CompletionOutput": "quire.outputs",
     "EngineArgs": "quire.api.engine_args",
+    "FlexibleArgumentParser": "quire.api.arguments",
     "GuidedDecodingParams": "quire.structured",
     "LLMEngine": "quire.api.llm_engine",
     "RequestOutput": "quire.outputs",

@@ -1,9 +1,9 @@
 """Errors of the runtime; the class tells the caller what to do.
 
     QuireError
-    ├── ConfigError          the start is refused: a flag, a variable or the configuration file has a bad value
+    ├── ConfigError          the start is refused: a flag, a variable or the configuration file has a bad value (a ValueError too)
     ├── ModelError           the start is refused: the model cannot be found, read, understood or held in memory
-    ├── RequestError         one request is refused (HTTP 4xx); everything else goes on
+    ├── RequestError         one request is refused (HTTP 4xx); everything else goes on (a ValueError too)
     ├── OverloadedError      one request is refused for now (HTTP 503 with Retry-After); try again later
     └── EngineDeadError      the engine process is gone; the server stops being ready and exits non-zero
 
@@ -17,7 +17,7 @@ class QuireError(Exception):
     """Base of all errors this package raises on purpose."""
 
 
-class ConfigError(QuireError):
+class ConfigError(QuireError, ValueError):
     """A configuration value is unknown or out of bounds; the message names the flag."""
 
 
@@ -25,7 +25,7 @@ class ModelError(QuireError):
     """The model cannot be found, read, understood or held in memory; the message names the file."""
 
 
-class RequestError(QuireError):
+class RequestError(QuireError, ValueError):
     """A request is not acceptable.
 
     `param` is the field of the request body, `code` a stable word for programs, `status` the HTTP status.

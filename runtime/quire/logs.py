@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from typing import TextIO
 
 
 def set_up_logging(level: str) -> None:
@@ -15,3 +16,16 @@ def set_up_logging(level: str) -> None:
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("quire").setLevel(level.upper())
+
+
+def speak_up(stream: TextIO | None = None) -> None:
+    """A program at a terminal that has set up no logging hears what this package says of its start (the memory plan, arguments
+    without effect), as it sees the progress bar. Any logging of the program's own wins."""
+    stream = stream or sys.stderr
+    logger = logging.getLogger("quire")
+    if logging.getLogger().handlers or logger.handlers or logger.level != logging.NOTSET or not stream.isatty():
+        return
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

@@ -16,7 +16,7 @@ import msgspec
 
 from quire import kinds
 from quire.errors import RequestError
-from quire.structured import StructuredOutput
+from quire.structured import StructuredOutput, StructuredOutputsParams
 
 MAX_LOGPROBS = 1024
 """Likeliest tokens that are told at most: each costs time at every token, and the vocabulary is no natural bound."""
@@ -52,7 +52,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     logprobs: log probabilities of each token drawn and of that many likeliest ones; prompt_logprobs: of the prompt's.
     detokenize: False gives token ids only. skip_special_tokens: control tokens are no text.
     spaces_between_special_tokens: False leaves out the space before a special token that follows another.
-    truncate_prompt_tokens: keep that many last tokens of the prompt; -1 is what the model's length leaves.
+    truncate_prompt_tokens: keep that many last tokens of the prompt, a begin token that the tokenizer writes among them; -1 is
+    what the model's length leaves beside max_tokens, or all but one token of it where max_tokens does not fit.
     structured_outputs: what the text must look like (`quire.structured`); not together with ignore_eos. guided_decoding: vLLM's
     older name of it, always None afterwards.
     extra_args: for custom logits processors. bad_words_token_ids: filled in by the tokenizer.
@@ -87,7 +88,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
-    structured_outputs: StructuredOutput | None = None
+    structured_outputs: StructuredOutput | None = None  # or StructuredOutputsParams, or its fields in a dict
     guided_decoding: StructuredOutput | None = None
     extra_args: dict[str, Any] | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -144,12 +145,17 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
         """Answers that are made."""
         return self.n if self.best_of is None else self.best_of
 
-    def truncated(self, prompt: list[int], max_model_len: int) -> list[int]:
-        """The part of a prompt that `truncate_prompt_tokens` keeps: its end."""
+    def truncated(self, prompt: list[int], max_model_len: int, *, begin: int | None = None) -> list[int]:
+        """The part of a prompt that `truncate_prompt_tokens` keeps: its end, behind the begin token where it has that."""
         keep = self.truncate_prompt_tokens
         if keep == -1:
-            keep = max(max_model_len - (self.max_tokens or 1), 1)
-        return prompt if keep is None else prompt[-keep:]
+            answer = self.max_tokens or 1
+            keep = max_model_len - (answer if answer < max_model_len else 1)
+        if keep is None or len(prompt) <= keep:
+            return prompt
+        if begin is not None and prompt[0] == begin and keep > 1:
+            return [begin, *prompt[1 - keep :]]
+        return prompt[-keep:]
 
     def check_ids(self, vocab_size: int, *, stops: bool = True) -> None:
         """Raises RequestError for a token id that the model does not have; vocab_size is the width of its logits.
@@ -231,6 +237,16 @@ BOUNDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 """Field to its bound in words and the test of it."""
 
 
+def _structured(value: Any) -> StructuredOutput | None:
+    if value is None or isinstance(value, StructuredOutput):
+        return value
+    if isinstance(value, dict):
+        value = StructuredOutputsParams(**value)
+    if not isinstance(value, StructuredOutputsParams):
+        raise TypeError
+    return value.output()
+
+
 KINDS: dict[str, kinds.Kind] = {
     "n": kinds.INTEGER,
     "best_of": kinds.optional(kinds.INTEGER),
@@ -258,8 +274,8 @@ KINDS: dict[str, kinds.Kind] = {
     "skip_special_tokens": kinds.SWITCH,
     "spaces_between_special_tokens": kinds.SWITCH,
     "truncate_prompt_tokens": kinds.optional(kinds.INTEGER),
-    "structured_outputs": kinds.optional(kinds.instance_of(StructuredOutput, "StructuredOutputsParams(...)")),
-    "guided_decoding": kinds.optional(kinds.instance_of(StructuredOutput, "GuidedDecodingParams(...)")),
+    "structured_outputs": kinds.Kind("StructuredOutputsParams(...)", _structured),
+    "guided_decoding": kinds.Kind("GuidedDecodingParams(...)", _structured),
     "extra_args": kinds.optional(kinds.FIELDS),
     "bad_words_token_ids": kinds.ID_LISTS,
     "output_kind": kinds.instance_of(RequestOutputKind, "a RequestOutputKind"),

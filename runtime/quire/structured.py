@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -116,13 +117,65 @@ def structured_output(
     return StructuredOutput(kind=kind, spec=spec, param=param)
 
 
-StructuredOutputsParams = structured_output
-"""The name that users of vLLM know."""
+@dataclass
+class StructuredOutputsParams:
+    """What the answer must look like, in the names that users of vLLM know: exactly one of the first five.
+
+    json: a JSON schema, parsed or as text. regex: matched against the whole answer. choice: the answer is one of these. grammar:
+    as `docs/server.md` says. json_object: any JSON object. The others are refused where they ask for what is not done here.
+    Raises RequestError.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    FIELD: ClassVar[str] = "structured_outputs"
+
+    def __post_init__(self) -> None:
+        self.output()
+
+    def output(self) -> StructuredOutput:
+        """As it travels; raises RequestError."""
+        for name, why in _NOT_HERE.items():
+            if getattr(self, name):
+                raise RequestError(
+                    f"{self.FIELD}.{name} is not supported: {why}",
+                    param=self.FIELD,
+                    code="unsupported_parameter",
+                )
+        return structured_output(
+            json=self.json,
+            regex=self.regex,
+            choice=self.choice,
+            grammar=self.grammar,
+            json_object=self.json_object,
+            param=self.FIELD,
+        )
 
 
-def GuidedDecodingParams(backend: str | None = None, **fields: Any) -> StructuredOutput:
-    """vLLM's older name. backend: there is one here, whatever is asked for. The others as of `structured_output`."""
-    return structured_output(**fields, param="guided_decoding")
+@dataclass
+class GuidedDecodingParams(StructuredOutputsParams):
+    """vLLM's older name. backend: there is one here, whatever is asked for."""
+
+    backend: str | None = None
+
+    FIELD: ClassVar[str] = "guided_decoding"
+
+
+_NOT_HERE = {
+    "disable_any_whitespace": "blanks between the tokens of JSON are the model's choice, up to a bound",
+    "disable_additional_properties": "say additionalProperties: false in the schema",
+    "whitespace_pattern": "blanks between the tokens of JSON are the model's choice, up to a bound",
+    "structural_tag": "give a grammar",
+}
 
 
 def _text(value: object, param: str) -> str:

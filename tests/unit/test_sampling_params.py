@@ -203,6 +203,21 @@ def test_truncated_prompts_keep_their_end(keep: int | None, kept: list[int]) -> 
     assert SamplingParams(truncate_prompt_tokens=keep, max_tokens=3).truncated([1, 2, 3, 4], 6) == kept
 
 
+def test_minus_one_keeps_all_but_a_token_where_max_tokens_does_not_fit() -> None:
+    for max_tokens in (6, 7, 5000, None):
+        params = SamplingParams(truncate_prompt_tokens=-1, max_tokens=max_tokens)
+        assert params.truncated([1, 2, 3, 4, 5, 6, 7], 6) == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"), [(None, [1, 2, 3, 4]), (4, [1, 2, 3, 4]), (3, [1, 3, 4]), (2, [1, 4]), (1, [4]), (-1, [1, 3, 4])]
+)
+def test_a_begin_token_stays(keep: int | None, kept: list[int]) -> None:
+    params = SamplingParams(truncate_prompt_tokens=keep, max_tokens=3)
+    assert params.truncated([1, 2, 3, 4], 6, begin=1) == kept
+    assert params.truncated([2, 3, 4], 6, begin=1) == [2, 3, 4][-(keep if keep and keep > 0 else 3) :]
+
+
 def test_the_page_has_every_field_with_its_default_and_bound() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE.read_text(), flags=re.MULTILINE))
     signature = inspect.signature(SamplingParams)

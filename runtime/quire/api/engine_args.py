@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from quire.config import ALIASES, EngineConfig, load
 from quire.config.describe import description, flag_names, kind_of
 from quire.errors import ConfigError
+from quire.logs import speak_up
 
 _log = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ class EngineArgs(_Fields):
     """
 
     def __init__(self, model: Any = None, **given: Any) -> None:
+        speak_up()
         fields = canonical({"model": model, **given})
         super().__init__(**{name: str(value) if name == "model" else value for name, value in fields.items()})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 import uuid
@@ -90,7 +91,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="quire-engine", daemon=True)
         self._thread.start()
         starting = asyncio.run_coroutine_threadsafe(
-            EngineClient.start(config, deadline_s=load_timeout_s, log_level="warning"), self._loop
+            EngineClient.start(config, deadline_s=load_timeout_s, log_level=_level()), self._loop
         )
         try:
             self._client = starting.result()
@@ -258,6 +259,11 @@ class EngineThread:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         self._die(EngineDeadError("the engine is shut down"))
+
+
+def _level() -> str:
+    """The engine process says what the program hears."""
+    return "info" if logging.getLogger("quire").isEnabledFor(logging.INFO) else "warning"
 
 
 def _wake_all(subscribers: list[Subscriber]) -> None:

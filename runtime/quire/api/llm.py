@@ -236,9 +236,10 @@ class LLM:
         where = f"prompt {index}: " if count > 1 else ""
         try:
             encoded = encode_one(prompt)
+            fault = self.llm_engine.fault(encoded, params)
         except RequestError as exc:
             raise RequestError(f"{where}{exc}", param=exc.param, code=exc.code) from exc
-        if (fault := self.llm_engine.fault(encoded, params)) is not None:
+        if fault is not None:
             raise RequestError(where + fault, param="prompts")
         return encoded
 

@@ -68,10 +68,14 @@ class LLMEngine:
         request = self._request(state, priority, prompt.cache_salt)
         if (fault := self.core.scheduler.fault(request)) is not None:
             raise RequestError(fault, param="prompt")
+        ids = [choice.request_id for choice in state.choices]
+        try:
+            self.core.add(request)
+        except BaseException:
+            self.core.abort(ids)
+            raise
         self._requests[request_id] = state
-        for choice in state.choices:
-            self._choices[choice.request_id] = (state, choice)
-        self.core.add(request)
+        self._choices |= {one: (state, choice) for one, choice in zip(ids, state.choices, strict=True)}
 
     def fault(self, prompt: Encoded, params: SamplingParams) -> str | None:
         """Why a request could never be served; None where it can."""
@@ -120,7 +124,9 @@ class LLMEngine:
         self.stats = report.stats
         touched: dict[str, RequestState] = {}
         for delta in report.deltas:
-            state, choice = self._choices[delta.request_id]
+            if (found := self._choices.get(delta.request_id)) is None:
+                continue
+            state, choice = found
             touched[state.request_id] = state
             if state.take(choice, delta):
                 self.core.abort([delta.request_id])
@@ -129,6 +135,8 @@ class LLMEngine:
         for state in touched.values():
             if state.finished:
                 del self._requests[state.request_id]
+        if not self._requests:
+            self.core.check()
         return [output for state in touched.values() if (output := state.output()) is not None]
 
     def _request(self, state: RequestState, priority: int = 0, cache_salt: str | None = None) -> AddRequest:

@@ -120,12 +120,12 @@ def prepare(
     RequestError where parameters name token ids that the model does not have.
     """
     params.check_ids(ready.vocab_size)
-    token_ids = params.truncated(prompt.token_ids, ready.max_model_len)
+    token_ids = params.truncated(prompt.token_ids, ready.max_model_len, begin=tokenizer.begin_id)
     room = max(ready.max_model_len - len(token_ids), 1)
+    if params.max_tokens is None or params.max_tokens > room:
+        params = msgspec.structs.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
     resolved = tokenizer.resolve(params, room=room)
     resolved.check_ids(ready.vocab_size, stops=False)
-    if resolved.max_tokens is not None and resolved.max_tokens > room:
-        resolved = msgspec.structs.replace(resolved, max_tokens=room)
     unique = f"{request_id}-{next(_submissions)}"
     choices = choices_of(unique, token_ids, resolved, tokenizer, stops=tokenizer.names_of_stops(params))
     return RequestState(request_id, prompt.text, choices, params.output_kind if kind is None else kind)

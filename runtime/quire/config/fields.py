@@ -5,14 +5,21 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from quire.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2"
 
 Device = Literal["auto", "cpu", "cuda"]
-DType = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+
+
+def _dtype(name: object) -> object:
+    return DTYPE_ALIASES.get(name, name) if isinstance(name, str) else name
+
+
+DType = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype)]
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 SIZE_BOUND = "a size such as 512Mi or 4Gi"

@@ -99,6 +99,9 @@ class EngineCore:
 
     def abort(self, request_ids: list[str]) -> None:
         """Forget requests and free their blocks; no delta follows for them."""
+        if self._refused:
+            gone = frozenset(request_ids)
+            self._refused = [delta for delta in self._refused if delta.request_id not in gone]
         for request_id in request_ids:
             if not (self.gate and self.gate.discard(request_id)):
                 self.scheduler.abort(request_id)

@@ -44,7 +44,8 @@ class RequestOutput:
     """A prompt and its answers.
 
     prompt: the text, None where token ids were given. prompt_logprobs: one entry a prompt token, None for the first, only where asked for. outputs: the
-    answers, by index. finished: all of them have ended. num_cached_tokens: prompt tokens found in the prefix cache.
+    answers, by index. finished: all of them have ended. num_cached_tokens: prompt tokens found in the prefix cache. metrics: None;
+    times are in the server's /metrics.
     """
 
     request_id: str
@@ -54,3 +55,4 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int = 0
+    metrics: None = None

@@ -89,7 +89,8 @@ def fitted(
     """
     ready, defaults, params = frontend.ready, frontend.defaults, body.sampling(frontend.defaults.values)
     params.check_ids(ready.vocab_size)
-    kept = [params.truncated(prompt, ready.max_model_len) for prompt in prompts]
+    begin = frontend.tokenizer.begin_id
+    kept = [params.truncated(prompt, ready.max_model_len, begin=begin) for prompt in prompts]
     where = "messages" if hasattr(body, "messages") else "prompt"
     rooms = [_room(ready.max_model_len, len(prompt), *body.max_tokens_field, where) for prompt in kept]
     most = ready.max_model_len if defaults.max_tokens is None else max(defaults.max_tokens, params.min_tokens)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +30,14 @@ from quire.errors import RequestError
 BREAK = "\ufdd0"
 """A Unicode noncharacter, never used for interchange; it has no effect in prompts."""
 
+_HERE = "\ufdd1"
+"""Another one: behind the text of a message that the answer continues, while that is rendered."""
+_BLANK = "\u2003"
+"""Behind the mark: a blank that no template writes, which is gone where the template trims."""
+
+_MOST_COMPILED = 32
+"""Templates that are kept compiled, the model's own and those of requests."""
+
 Message = Mapping[str, Any]
 
 
@@ -42,7 +51,7 @@ class ChatTemplate:
         self, templates: Mapping[str, str], *, name: str, tokens: Mapping[str, str], special: Sequence[str]
     ) -> None:
         self._sources = dict(templates)
-        self._compiled: dict[str, jinja2.Template] = {}
+        self._compile = lru_cache(_MOST_COMPILED)(self._compiled)
         self._name = name
         self._tokens = dict(tokens)
         self._defuse = Defuser(special)
@@ -75,8 +84,10 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
                 param="continue_final_message",
             )
-        compiled = self._compile(self._pick(bool(tools))) if template is None else self._compile_source(template)
+        compiled = self._compile(self.source(tools=bool(tools)) if template is None else template)
         plain = [self._message(message) for message in messages]
+        if continue_final_message:
+            plain = _marked(plain)
         try:
             text = compiled.render(
                 {
@@ -89,7 +100,7 @@ class ChatTemplate:
             )
         except Exception as exc:  # whatever a template may do wrong is the request's or the template's fault
             raise self._refusal(f"failed on these messages: {exc or type(exc).__name__}") from exc
-        return _until_end_of(text, plain) if continue_final_message else text
+        return _until_mark(text) if continue_final_message else text
 
     def _pick(self, tools: bool) -> str:
         if tools and "tool_use" in self._sources:
@@ -101,12 +112,7 @@ class ChatTemplate:
             code="chat_template_missing",
         )
 
-    def _compile(self, key: str) -> jinja2.Template:
-        if key not in self._compiled:
-            self._compiled[key] = self._compile_source(self._sources[key])
-        return self._compiled[key]
-
-    def _compile_source(self, source: str) -> jinja2.Template:
+    def _compiled(self, source: str) -> jinja2.Template:
         try:
             return self._environment.from_string(source)
         except jinja2.TemplateError as exc:
@@ -123,18 +129,27 @@ class ChatTemplate:
         return {key: value if key == "role" else self._defuse.value(value) for key, value in message.items()}
 
 
-def _until_end_of(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    """A rendered conversation without what the template writes behind its last message."""
+def _marked(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the mark behind the last one's text."""
     content = messages[-1].get("content") if messages else None
-    last = content.strip() if isinstance(content, str) else ""
-    start = text.rfind(last) if last else -1
-    if start < 0:
+    if not isinstance(content, str) or not content.replace(BREAK, "").strip():
         raise RequestError(
-            "continue_final_message needs a last message with text that the chat template writes as it is",
+            "continue_final_message needs a last message with text that the chat template writes",
             param="continue_final_message",
         )
-    whole = str(content).lstrip()  # blanks at its end count where the template keeps them
-    return text[: start + len(whole)] if text.startswith(whole, start) else text[: start + len(last)]
+    return [*messages[:-1], {**messages[-1], "content": f"{content}{_HERE}{_BLANK}"}]
+
+
+def _until_mark(text: str) -> str:
+    """A rendered conversation without what the template writes behind its last message, trimmed where the template trims."""
+    end = text.rfind(_HERE)
+    if end < 0:
+        raise RequestError(
+            "continue_final_message is not possible: the chat template does not write the text of the last message",
+            param="continue_final_message",
+        )
+    kept = text[:end].replace(_HERE, "")
+    return kept if text.startswith(_BLANK, end + 1) else kept.rstrip()
 
 
 class Defuser:
@@ -150,7 +165,7 @@ class Defuser:
 
     def text(self, text: str) -> str:
         """`text` with `BREAK` wherever a special token begins, might begin at its end, or might end at its beginning."""
-        text = text.replace(BREAK, "")
+        text = text.replace(BREAK, "").replace(_HERE, "")
         cuts: set[int] = set()
         if any(first in text for first in self._firsts):  # plain searches: fast on long texts with hundreds of tokens
             for token in self._tokens:

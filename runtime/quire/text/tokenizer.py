@@ -55,6 +55,11 @@ class Tokenizer(FamiliarNames):
         self.adds_bos = self.bos_id is not None and (backend_adds if vocabulary.add_bos is None else vocabulary.add_bos)
         self._backend_adds_bos = backend_adds
 
+    @property
+    def begin_id(self) -> int | None:
+        """The token that every prompt begins with; None where the model wants none."""
+        return self.bos_id if self.adds_bos else None
+
     def __len__(self) -> int:
         return len(self.pieces)
 
@@ -156,6 +161,7 @@ class Tokenizer(FamiliarNames):
             params,
             stop_token_ids=tuple(dict.fromkeys(stop_ids)),
             max_tokens=room if params.max_tokens is None else params.max_tokens,
+            min_tokens=min(params.min_tokens, room) if params.max_tokens is None else params.min_tokens,
             bad_words_token_ids=self._spelled(params.bad_words) if params.bad_words else params.bad_words_token_ids,
         )
 

@@ -14,11 +14,12 @@ choice = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["Posi
 print(output.outputs[0].text)
 assert output.outputs[0].text in ("Positive", "Negative")
 
-pattern = r"\w+@\w+\.com\n"
-regex = SamplingParams(structured_outputs=StructuredOutputsParams(regex=pattern), stop=["\n"], max_tokens=20, seed=3)
+pattern = r"\w{1,12}@\w{1,12}\.com\n"
+regex = SamplingParams(structured_outputs=StructuredOutputsParams(regex=pattern), stop=["\n"], max_tokens=40, seed=3)
 [output] = llm.generate("Write an email address for Alan Turing, who works at Enigma. End in .com:", regex)
 print(output.outputs[0].text)
-assert output.outputs[0].finish_reason == "length" or re.fullmatch(pattern.strip("\\n"), output.outputs[0].text)
+assert output.outputs[0].finish_reason == "stop"
+assert re.fullmatch(pattern.removesuffix(r"\n"), output.outputs[0].text)
 
 schema = {
     "type": "object",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import logging
 from pathlib import Path
 
 import pytest
 
-from quire import LLM, AsyncEngineArgs, EngineArgs
+from quire import LLM, AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
+from quire.api.engine_thread import _level
 from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.logs import speak_up
 from tiny_api import tiny_folder
 
 
@@ -34,6 +37,11 @@ def test_other_names_of_a_field() -> None:
     assert (config.scheduler_policy, config.kv_cache_memory) == ("fcfs", "1048576")
     with pytest.raises(ConfigError, match="max_model_len is given twice, once as max_model_len"):
         EngineArgs(max_seq_len=100, max_model_len=100)
+
+
+def test_other_names_of_a_type() -> None:
+    dtypes = [EngineArgs(dtype=name).create_engine_config().dtype for name in ("half", "float", "bfloat16")]
+    assert dtypes == ["float16", "float32", "bfloat16"]
 
 
 def test_none_is_the_default_and_fields_may_be_set() -> None:
@@ -98,6 +106,38 @@ def test_from_a_command_line() -> None:
     config = EngineArgs.from_cli_args(parser.parse_args(flags)).create_engine_config()
     assert (config.model, config.max_model_len, config.enable_prefix_caching) == ("m", 64, False)
     assert EngineArgs.from_cli_args(parser.parse_args([])) == EngineArgs()
+
+
+def test_the_parser_that_programs_make_takes_underscores() -> None:
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser.add_argument("--my_flag")
+    args = parser.parse_args(
+        ["--max_model_len=64", "--my_flag", "a_b", "--max_num_seqs", "4", "--no_enable_prefix_caching"]
+    )
+    assert (args.my_flag, args.max_model_len) == ("a_b", "64")
+    config = EngineArgs.from_cli_args(args).create_engine_config()
+    assert (config.max_model_len, config.max_num_seqs, config.enable_prefix_caching) == (64, 4, False)
+
+
+def test_a_terminal_hears_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    logger, terminal = logging.getLogger("quire"), Terminal()
+    for name, value in [("handlers", []), ("level", logging.NOTSET)]:
+        monkeypatch.setattr(logger, name, value)
+    speak_up(terminal)
+    assert not logger.handlers, "the program has logging of its own (pytest's)"
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    speak_up(io.StringIO())
+    assert not logger.handlers, "nobody reads it"
+    monkeypatch.setattr("sys.stderr", terminal)
+    EngineArgs(enforce_eager=True)
+    EngineArgs()
+    assert terminal.getvalue().count("enforce_eager=True has no effect") == 1
+    assert _level() == "info"
+    logger.manager._clear_cache()  # type: ignore[attr-defined]  # what it remembers of levels
 
 
 def test_an_llm_is_made_of_them(tmp_path: Path) -> None:

@@ -147,6 +147,18 @@ def test_an_answer_ends_at_the_models_length(llm: LLM) -> None:
     assert (len(result.outputs[0].token_ids), result.outputs[0].finish_reason) == (6, "length")
 
 
+def test_min_tokens_beyond_the_models_length_end_there_too(llm: LLM) -> None:
+    for fields in ({"max_tokens": 5000}, {"max_tokens": None}):
+        params = SamplingParams(temperature=0.0, min_tokens=3000, ignore_eos=True, **fields)
+        [result] = llm.generate([[5] * 250], params)
+        assert (len(result.outputs[0].token_ids), result.outputs[0].finish_reason) == (6, "length")
+
+
+def test_what_parameters_do_to_a_prompt_is_named_with_its_place(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="prompt 1: bad_words must be words of 1 to 256 tokens"):
+        llm.generate(["a", "b"], [GREEDY, SamplingParams(bad_words=["ab" * 200])])  # type: ignore[arg-type]
+
+
 def test_stop_reason_is_what_the_caller_asked_for(llm: LLM) -> None:
     [result] = llm.generate("hello", GREEDY)
     third = result.outputs[0].token_ids[2]
@@ -328,6 +340,40 @@ def test_a_bar_of_the_callers_choice(llm: LLM) -> None:
     bars: list[Bar] = []
     llm.generate(["a", "b", "c"], GREEDY, use_tqdm=Bar)
     assert [(bar.total, bar.done, bar.closed) for bar in bars] == [(3, 3, True)]
+
+
+def test_a_request_that_could_not_be_added_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, enqueue = llm.llm_engine, llm.llm_engine.core._enqueue
+
+    def broken(*args: Any) -> None:
+        enqueue(*args)
+        raise OSError("no more processes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.core, "_enqueue", broken)
+        with pytest.raises(OSError, match="no more processes"):
+            engine.add_request("a", "hello", GREEDY)
+    assert not engine.has_unfinished_requests() and not engine.core.has_work
+
+
+def test_a_leak_is_healed_when_the_last_request_has_ended(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    pool = llm.llm_engine.core.scheduler.kv.pool
+    pool.take()
+    assert pool.num_used == 1
+    llm.generate("hello", GREEDY)
+    assert pool.num_used == 0
+    assert "books do not balance (1 faults, healed)" in caplog.text
+
+
+def test_what_the_engine_still_says_of_forgotten_requests_is_dropped(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = llm.llm_engine
+    engine.core.refuse(["gone"], "too late")
+    assert engine.step() == []
+    engine.add_request("a", "hello", GREEDY)
+    ids = [choice.request_id for choice in engine._requests["a"].choices]
+    engine.core.refuse(ids, "said with the next step")
+    engine.abort_request("a")
+    assert not engine.core.has_work, "no delta follows for what is aborted"
 
 
 # --- step by step -------------------------------------------------------------------------------------------------

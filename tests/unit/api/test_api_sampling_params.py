@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from quire import GuidedDecodingParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from quire import (
+    EngineArgs,
+    GuidedDecodingParams,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from quire.errors import RequestError
 
 
@@ -35,7 +42,7 @@ def test_guided_decoding_is_the_older_name_of_structured_outputs() -> None:
     guided = SamplingParams(guided_decoding=GuidedDecodingParams(choice=["a", "b"], backend="xgrammar"))
     assert guided.guided_decoding is None
     assert guided.structured_outputs is not None
-    assert guided.structured_outputs.key == StructuredOutputsParams(choice=["a", "b"]).key
+    assert guided.structured_outputs.key == StructuredOutputsParams(choice=["a", "b"]).output().key
     assert guided.clone() == guided
     with pytest.raises(RequestError, match="guided_decoding must be exactly one of json, regex, choice"):
         GuidedDecodingParams(backend="auto")
@@ -45,3 +52,29 @@ def test_guided_decoding_is_the_older_name_of_structured_outputs() -> None:
     }
     with pytest.raises(RequestError, match="guided_decoding must be absent together with structured_outputs"):
         SamplingParams(**both)
+
+
+def test_structured_outputs_are_a_class_with_the_fields_users_know() -> None:
+    wanted = StructuredOutputsParams(choice=["a", "b"])
+    assert isinstance(wanted, StructuredOutputsParams) and wanted.choice == ["a", "b"]
+    assert isinstance(GuidedDecodingParams(regex="a", whitespace_pattern=None), StructuredOutputsParams)
+    params = SamplingParams(structured_outputs=wanted)  # type: ignore[arg-type]
+    assert params == SamplingParams(structured_outputs={"choice": ["a", "b"]})  # type: ignore[arg-type]
+    params.structured_outputs = StructuredOutputsParams(regex="x")  # type: ignore[assignment]
+    clone = params.clone().structured_outputs
+    assert clone is not None and (clone.kind, clone.spec) == ("regex", "x")
+    for fields in ({"whitespace_pattern": " "}, {"disable_any_whitespace": True}, {"structural_tag": "{}"}):
+        with pytest.raises(RequestError, match=f"structured_outputs.{next(iter(fields))} is not supported: "):
+            StructuredOutputsParams(json={}, **fields)  # type: ignore[arg-type]
+    with pytest.raises(
+        RequestError, match=r"structured_outputs must be StructuredOutputsParams\(...\), got {'schema': 1}"
+    ):
+        SamplingParams(structured_outputs={"schema": 1})  # type: ignore[arg-type]
+
+
+def test_errors_are_the_ones_that_programs_catch() -> None:
+    with pytest.raises(ValueError, match="temperature must be"):
+        SamplingParams(temperature=-1)
+    with pytest.raises(ValueError, match="there is no engine argument"):
+        EngineArgs(no_such_name=1)
+    assert RequestOutput("a", None, []).metrics is None

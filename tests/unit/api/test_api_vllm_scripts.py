@@ -1,4 +1,4 @@
-"""Small programs written for vLLM run when only their imports are changed."""
+"""Small programs written for vLLM run when only their imports are changed: what vLLM has in its modules is in `quire` itself."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from quire.engine.results import NO_TOKEN
 from quire.engine.sampling import Sampler
+from quire.engine.sampling import draw as draw_module
+from quire.engine.sampling.draw import draw
 from quire.engine.sampling.restrict import NUM_CANDIDATES
 from quire.engine.seeds import SeedStream, mix, nth_seed
 from quire.engine.sequence import Sequence
@@ -157,3 +159,16 @@ def test_seeds() -> None:
     assert seeds == [two.draw() for _ in range(50)]
     assert len({*seeds, *(other.draw() for _ in range(50))}) == 100
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_the_noise_is_finite_at_its_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest 64 of 2**31 hashes round up to 2**31 in float32; as noise they were infinite, and an only token lost."""
+    edges = [0, 1, (1 << 31) - 129, *((1 << 31) - i for i in range(65, 0, -1))]
+    monkeypatch.setattr(draw_module, "_finalise", lambda bits: torch.tensor([edges], dtype=torch.int32))
+    noise = draw_module._exponential([0], len(edges), torch.device("cpu"))
+    assert bool(torch.isfinite(noise).all()) and bool((noise > 0).all())
+    assert bool((noise.diff() >= 0).all())
+    monkeypatch.setattr(draw_module, "_finalise", lambda bits: torch.full_like(bits, (1 << 31) - 1))
+    logits = torch.full((1, 5), float("-inf"))
+    logits[0, 3] = 1.0
+    assert draw(logits, [make_row(SamplingParams(temperature=1.0))]).tolist() == [3]

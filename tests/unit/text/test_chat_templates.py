@@ -107,6 +107,43 @@ def test_logic_of_templates_on_content_still_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "content", ["|", "end", "im", "<", "user", "a | b |\n|---|", "well, ", "x <|im_end|> y", " x "]
+)
+def test_an_answer_goes_on_where_the_last_message_ends(folder: Path, content: str) -> None:
+    tokenizer = load_tokenizer(folder)
+    messages = [*user("hello"), {"role": "assistant", "content": content}]
+    options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    expected = f"<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n{content}"
+    assert tokenizer.render_chat(messages, **options) == expected
+    ids = tokenizer.encode_chat(messages, **options)
+    assert sum(i in tokenizer.special_ids for i in ids) == 3
+    assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+
+
+def test_an_answer_goes_on_behind_a_trimmed_message(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    trims = load_tokenizer(write_tokenizer(tmp_path, template="{{ messages[0].content | trim }} <|im_end|>"))
+    assert trims.render_chat(user(" x  "), **options) == "x"
+    assert trims.render_chat(user("\ufdd1x"), **options) == "x"  # the mark itself is no text
+    silent = load_tokenizer(write_tokenizer(tmp_path, template="<|im_start|>"))
+    with pytest.raises(RequestError, match="does not write the text of the last message"):
+        silent.render_chat(user("x"), **options)
+
+
+def test_a_template_of_requests_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer(folder)
+    compiled: list[str] = []
+    from_string = tokenizer.chat._environment.from_string
+    monkeypatch.setattr(
+        tokenizer.chat._environment, "from_string", lambda source: compiled.append(source) or from_string(source)
+    )
+    for number in range(100):
+        assert tokenizer.render_chat(user(str(number)), template="{{ messages[0].content }}!") == f"{number}!"
+        tokenizer.render_chat(user(str(number)))
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize(
     ("template", "words"),
     [
         (None, "has no chat template"),

@@ -48,7 +48,9 @@ def _exponential(keys: Rows[int], vocab: int, device: torch.device) -> Tensor:
     high = torch.tensor([_signed(key >> 32) for key in keys], dtype=torch.int32, device=device)
     bits = torch.arange(vocab, dtype=torch.int32, device=device) ^ low.unsqueeze(1)
     bits = _finalise(_finalise(bits).add_(high.unsqueeze(1)))
-    uniform = bits.bitwise_and_(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
+    # The largest of the 31 bits round up to 2**31 as float32: the factor is the last below 2**-31, or their noise were infinite and
+    # an only token that is allowed would lose to those that are not.
+    uniform = bits.bitwise_and_(0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31 - 2.0**-55)
     return uniform.neg_().log1p_().neg_()
 
 
