@@ -164,13 +164,12 @@ def test_bad_words_that_are_blanks_are_those_blanks(tmp_path: Path) -> None:
 
 
 def test_a_bad_word_without_tokens_is_refused() -> None:
-    backend = Tokenizer(models.WordLevel({"<unk>": 0, "yes": 1, "no": 2}))  # no unk_token: what it lacks has no tokens
+    backend = Tokenizer(models.WordLevel({"yes": 0, "no": 1}))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = TextTokenizer(Vocabulary(backend=backend, name="words", special_ids=frozenset(), eos_ids=()))
-    assert tokenizer.resolve(SamplingParams(bad_words=("no",)), room=5).bad_words_token_ids == ((2,),)
-    for word in (" ", "maybe"):
-        with pytest.raises(RequestError, match=f"bad_words must be words of 1 to 256 tokens, got '{word}'"):
-            tokenizer.resolve(SamplingParams(bad_words=(word,)), room=5)
+    assert tokenizer.resolve(SamplingParams(bad_words=("no",)), room=5).bad_words_token_ids == ((1,),)
+    with pytest.raises(RequestError, match="bad_words must be words of 1 to 256 tokens, got ' '"):
+        tokenizer.resolve(SamplingParams(bad_words=(" ",)), room=5)
 
 
 @pytest.mark.parametrize(("add_bos", "begins"), [(None, 1), (True, 1), (False, 0)])
