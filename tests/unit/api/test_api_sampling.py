@@ -104,7 +104,7 @@ def test_stops_minimum_and_truncation(llm: LLM) -> None:
     (result,) = llm.generate("hello", SamplingParams(stop="aaa", include_stop_str_in_output=True, **always))
     assert (result.outputs[0].text, result.outputs[0].stop_reason) == ("aaa", "aaa")
     (result,) = llm.generate("hello", SamplingParams(stop="aaa", min_tokens=4, **always))
-    assert (result.outputs[0].text, len(result.outputs[0].token_ids)) == ("aaaa", 7)
+    assert (result.outputs[0].text, len(result.outputs[0].token_ids)) == ("aa", 5)  # complete with the fifth token
     (result,) = llm.generate("hello", SamplingParams(stop_token_ids=[a], min_tokens=4, **always))
     assert a not in result.outputs[0].token_ids[:4]
     assert result.outputs[0].token_ids[4:] == [a]
