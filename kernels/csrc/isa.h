@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "packed.h"
 #include "types.h"
 
 namespace quire {
@@ -12,6 +13,7 @@ namespace quire {
 struct Isa {
   const char* name;
   const Kernels* kernels;
+  const PackedKernels* packed;
 };
 
 // Those this CPU and this build have, worst first.
@@ -24,5 +26,8 @@ struct IsaError : std::runtime_error {
 
 // forced empty: the best. Otherwise that one; throws IsaError saying why it cannot be.
 Isa choose_isa(const std::string& forced);
+
+// The one in use, by QUIRE_CPU_ISA at first; throws IsaError where that cannot be. Assign to change it.
+Isa& current_isa();
 
 }  // namespace quire

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
-#include <cstdlib>
 
 #include "checks.h"
 #include "dlpack.h"
 #include "isa.h"
+#include "packed_module.h"
 #include "pool.h"
 
 namespace nb = nanobind;
@@ -19,14 +19,6 @@ namespace quire {
 namespace {
 
 constexpr int64_t kMaxHeadSize = 512;
-
-Isa& isa() {
-  static Isa chosen = [] {
-    const char* forced = std::getenv("QUIRE_CPU_ISA");
-    return choose_isa(forced ? forced : "");
-  }();
-  return chosen;
-}
 
 std::string number(float x) { return nb::cast<std::string>(nb::str(nb::float_(x))); }
 
@@ -73,7 +65,7 @@ void call_paged_attention(nb::handle query, nb::handle key_cache, nb::handle val
   call.head_size = int(head_size);
   call.block_size = int(call.key_cache.shape[1]);
   const nb::gil_scoped_release release;
-  paged_attention(*isa().kernels, call, starts, contexts);
+  paged_attention(*current_isa().kernels, call, starts, contexts);
 }
 
 void call_write_kv(nb::handle key, nb::handle value, nb::handle key_cache, nb::handle value_cache,
@@ -88,7 +80,7 @@ void call_write_kv(nb::handle key, nb::handle value, nb::handle key_cache, nb::h
     refuse("key has " + std::to_string(k.shape[1]) + " heads, but key_cache " + std::to_string(heads));
   check({"slot_mapping", slots, 1}, {k.shape[0]}, DType::i64);
   const nb::gil_scoped_release release;
-  write_kv(*isa().kernels, k, v, kc, vc, slots);
+  write_kv(*current_isa().kernels, k, v, kc, vc, slots);
 }
 
 void call_rms_norm(nb::handle x, nb::handle weight, float eps, float offset, nb::handle out) {
@@ -97,7 +89,7 @@ void call_rms_norm(nb::handle x, nb::handle weight, float eps, float offset, nb:
   check({"weight", factors, 1}, {rows.shape[1]}, rows.type);
   check({"out", to, 2}, {rows.shape[0], rows.shape[1]}, rows.type);
   const nb::gil_scoped_release release;
-  rms_norm(*isa().kernels, rows, nullptr, factors, eps, offset, to);
+  rms_norm(*current_isa().kernels, rows, nullptr, factors, eps, offset, to);
 }
 
 void call_fused_add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, float eps, float offset,
@@ -109,7 +101,7 @@ void call_fused_add_rms_norm(nb::handle x, nb::handle residual, nb::handle weigh
   check({"weight", factors, 1}, {rows.shape[1]}, rows.type);
   check({"out", to, 2}, {rows.shape[0], rows.shape[1]}, rows.type);
   const nb::gil_scoped_release release;
-  rms_norm(*isa().kernels, rows, &sums, factors, eps, offset, to);
+  rms_norm(*current_isa().kernels, rows, &sums, factors, eps, offset, to);
 }
 
 void call_head_rms_norm(nb::handle query, nb::handle key, nb::handle query_weight, nb::handle key_weight, float eps,
@@ -121,7 +113,7 @@ void call_head_rms_norm(nb::handle query, nb::handle key, nb::handle query_weigh
   check({"query_weight", qw, 1}, {q.shape[2]}, q.type);
   check({"key_weight", kw, 1}, {q.shape[2]}, q.type);
   const nb::gil_scoped_release release;
-  head_rms_norm(*isa().kernels, q, k, qw, kw, eps, offset);
+  head_rms_norm(*current_isa().kernels, q, k, qw, kw, eps, offset);
 }
 
 void call_rope(nb::handle query, nb::handle key, nb::handle positions, nb::handle cos, nb::handle sin) {
@@ -136,7 +128,7 @@ void call_rope(nb::handle query, nb::handle key, nb::handle positions, nb::handl
     refuse("cos has " + std::to_string(c.shape[1]) + " columns, more than half of the head size " +
            std::to_string(q.shape[2]));
   const nb::gil_scoped_release release;
-  rope(*isa().kernels, q, k, at, c, s);
+  rope(*current_isa().kernels, q, k, at, c, s);
 }
 
 void call_gated(void (*driver)(const Kernels&, const Tensor&, const Tensor&), nb::handle gate_up, nb::handle out) {
@@ -146,7 +138,7 @@ void call_gated(void (*driver)(const Kernels&, const Tensor&, const Tensor&), nb
     refuse("gate_up must have an even number of columns (gates, then ups), got " + std::to_string(from.shape[1]));
   check({"out", to, 2}, {from.shape[0], from.shape[1] / 2}, from.type);
   const nb::gil_scoped_release release;
-  driver(*isa().kernels, from, to);
+  driver(*current_isa().kernels, from, to);
 }
 
 // The sizes of a block come from quire_kernels.formats; that out is a whole number of blocks was checked by quire_kernels.ops.
@@ -155,7 +147,7 @@ void call_dequantize_gguf(nb::handle raw, int ggml_type, int64_t block_elements,
   check({"raw", from, 1}, {to.shape[0] / block_elements * block_bytes}, DType::u8);
   check_float({"out", to, 1});
   const nb::gil_scoped_release release;
-  dequantize(*isa().kernels, from, ggml_type, block_elements, block_bytes, to);
+  dequantize(*current_isa().kernels, from, ggml_type, block_elements, block_bytes, to);
 }
 
 }  // namespace
@@ -178,9 +170,9 @@ NB_MODULE(_cpu, m) {
       },
       nullptr);
 
-  m.def("isa", [] { return isa().name; }, "The instruction set in use. UnavailableError where QUIRE_CPU_ISA asks for one that cannot be.");
+  m.def("isa", [] { return current_isa().name; }, "The instruction set in use. UnavailableError where QUIRE_CPU_ISA asks for one that cannot be.");
   m.def("available_isas", &isa_names, "Instruction sets this CPU and build have, worst first.");
-  m.def("use_isa", [](const std::string& name) { isa() = choose_isa(name); }, nb::arg("name"),
+  m.def("use_isa", [](const std::string& name) { current_isa() = choose_isa(name); }, nb::arg("name"),
         "Change the instruction set; for tests and benchmarks. Empty: the best.");
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, nb::arg("num_threads"), nb::call_guard<nb::gil_scoped_release>());
@@ -193,4 +185,5 @@ NB_MODULE(_cpu, m) {
   m.def("silu_mul", [](nb::handle gate_up, nb::handle out) { call_gated(silu_mul, gate_up, out); });
   m.def("gelu_tanh_mul", [](nb::handle gate_up, nb::handle out) { call_gated(gelu_tanh_mul, gate_up, out); });
   m.def("dequantize_gguf", &call_dequantize_gguf);
+  bind_packed(m);
 }

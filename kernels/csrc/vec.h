@@ -51,10 +51,17 @@ QUIRE_INLINE To bits_of(From value) {
 }
 
 QUIRE_INLINE F splat(float x) {
+  // Of the loop over the lanes GCC 12 makes one insertion per lane.
+#if defined(__AVX512F__) && !defined(QUIRE_LANES)
+  return (F)_mm512_set1_ps(x);
+#elif defined(__AVX2__) && !defined(QUIRE_LANES)
+  return (F)_mm256_set1_ps(x);
+#else
   if constexpr (W == 4) return F{x, x, x, x};
   F result;
   for (int i = 0; i < W; ++i) result[i] = x;
   return result;
+#endif
 }
 
 QUIRE_INLINE F fma(F a, F b, F c) {

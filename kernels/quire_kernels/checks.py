@@ -111,6 +111,27 @@ def dequantize_gguf(raw: Tensor, block_elements: int, block_bytes: int, out: Ten
     _check_float("out", out)
 
 
+def pack_weight(weight: Tensor) -> None:
+    _ranks(weight, "weight", 2)
+    _check_float("weight", weight)
+
+
+def pack_gguf(raw: Tensor, num_bytes: int) -> None:
+    _check("raw", raw, (num_bytes,), torch.uint8, raw)
+
+
+def packed_linear(x: Tensor, shape: tuple[int, int], bias: Tensor | None, out: Tensor) -> None:
+    num_tokens, _ = _ranks(x, "x", 2)
+    _check("x", x, (num_tokens, shape[1]), torch.float32, x)
+    if bias is not None:
+        _check("bias", bias, shape[:1], torch.float32, x)
+    _check("out", out, (num_tokens, shape[0]), torch.float32, x)
+
+
+def unpack_weight(shape: tuple[int, int], out: Tensor) -> None:
+    _check("out", out, shape, torch.float32, out)
+
+
 def _refuse(message: str) -> NoReturn:
     raise ArgumentError(message)
 

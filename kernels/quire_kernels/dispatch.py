@@ -24,6 +24,22 @@ CHOICE_VARIABLE = "QUIRE_KERNELS"
 _log = logging.getLogger(__name__)
 
 
+class PackedWeight(Protocol):
+    """A weight [N, K] in the layout of the implementation that packed it; constant."""
+
+    @property
+    def format(self) -> str:
+        """`f32`, `f16`, `bf16`, `q8`, `q4`, or several with `+` where the rows of a stack differ."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N, K."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory it holds."""
+
+
 class Kernels(Protocol):
     """What an implementation offers; `quire_kernels.ops` says what it means. It checks its arguments, and allocates none."""
 
@@ -70,6 +86,14 @@ class Kernels(Protocol):
     def dequantize_gguf(
         self, raw: Tensor, ggml_type: int, block_elements: int, block_bytes: int, out: Tensor
     ) -> None: ...
+
+    def pack_weight(self, weight: Tensor, format: str) -> PackedWeight: ...
+
+    def pack_gguf(self, parts: list[tuple[Tensor, int, int, int]], cols: int) -> PackedWeight: ...
+
+    def packed_linear(self, x: Tensor, packed: object, bias: Tensor | None, out: Tensor) -> None: ...
+
+    def unpack_weight(self, packed: object, out: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The block formats of GGUF that can be unpacked: their numbers in the file and the sizes of their blocks."""
+"""The block formats of GGUF that can be unpacked: their numbers in the file and the sizes of their blocks; packed formats."""
 
 from __future__ import annotations
 
@@ -35,3 +35,6 @@ GGML_BLOCKS: dict[GgmlType, tuple[int, int]] = {
     GgmlType.BF16: (1, 2),
 }
 """Elements and bytes of one block."""
+
+PACKED_FORMATS = ("f32", "f16", "bf16", "q8", "q4")
+"""What `pack_weight` makes."""

@@ -13,30 +13,38 @@ allocation of outputs and the call belongs here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from quire_kernels.dispatch import Kernels, Selection, select
+from quire_kernels.dispatch import Kernels, PackedWeight, Selection, select
 from quire_kernels.errors import ArgumentError, KernelError, UnavailableError
-from quire_kernels.formats import GGML_BLOCKS, GgmlType
+from quire_kernels.formats import GGML_BLOCKS, PACKED_FORMATS, GgmlType
 
 __all__ = [
     "GGML_BLOCKS",
+    "PACKED_FORMATS",
     "ArgumentError",
     "GgmlType",
     "KernelError",
+    "PackedWeight",
     "UnavailableError",
     "dequantize_gguf",
     "fused_add_rms_norm",
     "gelu_tanh_mul",
     "head_rms_norm",
     "num_threads",
+    "pack_gguf",
+    "pack_weight",
+    "packed_linear",
     "paged_attention",
     "rms_norm",
     "rope",
     "selection",
     "set_num_threads",
     "silu_mul",
+    "unpack_weight",
     "write_kv",
 ]
 
@@ -191,17 +199,84 @@ def dequantize_gguf(raw: Tensor, ggml_type: int, num_elements: int, dtype: torch
     num_elements  a multiple of the type's block
     returns       [num_elements] of dtype, computed in float32 and rounded once
     """
-    try:
-        kind = GgmlType(ggml_type)
-    except ValueError:
-        known = ", ".join(member.name for member in GgmlType)
-        raise ArgumentError(f"ggml_type {ggml_type} is not supported; supported: {known}") from None
+    kind = _kind(ggml_type)
     elements, size = GGML_BLOCKS[kind]
     if num_elements < 0 or num_elements % elements:
         raise ArgumentError(f"num_elements must be a multiple of {elements} for {kind.name}, got {num_elements}")
     out = torch.empty(num_elements, dtype=dtype, device=raw.device)
     _kernels(raw).dequantize_gguf(raw, int(kind), elements, size, out)
     return out
+
+
+def pack_weight(weight: Tensor, format: str) -> PackedWeight:
+    """Lay a weight out for `packed_linear`.
+
+    weight  [N, K]
+    format  f32, f16, bf16   the numbers, rounded to nearest
+            q8               8 bits: blocks of 32 along K share a float16 scale of max|weight| / 127
+            q4               4 bits: blocks of 32 along K share a float16 scale and minimum, those of the least squared
+                             error among eight that are tried
+    returns the weight in the layout of the implementation that serves its device; it keeps nothing of the tensor
+
+    Numbers that are not finite, or above 32768, have no quants: ArgumentError.
+    """
+    if format not in PACKED_FORMATS:
+        raise ArgumentError(f"format must be f32, f16, bf16, q8 or q4, got {format!r}")
+    return _kernels(weight).pack_weight(weight, format)
+
+
+def pack_gguf(parts: Sequence[tuple[Tensor, int, int]], cols: int) -> PackedWeight:
+    """Lay the blocks of GGUF tensors out for `packed_linear`, without making floats of them.
+
+    parts    of each tensor of the stack: raw ([bytes] uint8, contiguous; exactly its blocks), its `GgmlType`, its rows N
+    cols     K, a multiple of each type's block; all parts read the same input
+    returns  [sum of N, K]. F32, F16 and BF16 stay as they are; Q4_0, Q4_1 and Q4_K become q4, the others q8
+
+    `unpack_weight` then gives what `dequantize_gguf` gives; for Q4_K, Q5_K and Q6_K, whose scales and minima are products,
+    these are rounded to float16 (2^-11 relative). Floats and quants cannot share a stack, nor bf16 and other floats.
+    """
+    if not parts:
+        raise ArgumentError("parts must hold at least one tensor")
+    checked: list[tuple[Tensor, int, int, int]] = []
+    for raw, ggml_type, rows in parts:
+        kind = _kind(ggml_type)
+        elements, size = GGML_BLOCKS[kind]
+        if cols < 1 or cols % elements:
+            raise ArgumentError(f"cols must be a multiple of {elements} for {kind.name}, got {cols}")
+        if rows < 1:
+            raise ArgumentError(f"rows must be 1 or more, got {rows}")
+        checked.append((raw, int(kind), rows, rows * (cols // elements) * size))
+    return _kernels(parts[0][0]).pack_gguf(checked, cols)
+
+
+def packed_linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """x W^T (+ bias), sums in float32.
+
+    x       [M, K] float32   where W is q8 or q4, each block of 32 is rounded to int8 with a scale of max|x| / 127; where it
+                             is bf16, x is rounded to bfloat16 if the instruction set multiplies that (AVX512_BF16)
+    packed  [N, K]           from `pack_weight` or `pack_gguf`, under the implementation that serves x
+    bias    [N] float32
+    out     [M, N] float32   Allocated when None
+    """
+    if out is None:
+        out = torch.empty((*x.shape[:-1], packed.shape[0]), dtype=x.dtype, device=x.device)
+    _kernels(x).packed_linear(x, packed, bias, out)
+    return out
+
+
+def unpack_weight(packed: PackedWeight, device: torch.device | str = "cpu") -> Tensor:
+    """The weight that a product multiplies with, [N, K] float32; on the device it was packed for."""
+    out = torch.empty(packed.shape, dtype=torch.float32, device=device)
+    _kernels(out).unpack_weight(packed, out)
+    return out
+
+
+def _kind(ggml_type: int) -> GgmlType:
+    try:
+        return GgmlType(ggml_type)
+    except ValueError:
+        known = ", ".join(member.name for member in GgmlType)
+        raise ArgumentError(f"ggml_type {ggml_type} is not supported; supported: {known}") from None
 
 
 def _kernels(tensor: Tensor) -> Kernels:

@@ -7,14 +7,33 @@ that could lead out of bounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from quire_kernels import checks
 from quire_kernels.errors import ArgumentError
 from quire_kernels.formats import GgmlType
+from quire_kernels.packed_ref import pack_gguf, pack_weight, packed_linear, unpack_weight
+from quire_kernels.quants_ref import FLOATS, cut
+
+__all__ = [
+    "NAME",
+    "dequantize_gguf",
+    "fused_add_rms_norm",
+    "gelu_tanh_mul",
+    "head_rms_norm",
+    "num_threads",
+    "pack_gguf",
+    "pack_weight",
+    "packed_linear",
+    "paged_attention",
+    "rms_norm",
+    "rope",
+    "set_num_threads",
+    "silu_mul",
+    "unpack_weight",
+    "write_kv",
+]
 
 NAME = "ref"
 
@@ -157,91 +176,8 @@ def gelu_tanh_mul(gate_up: Tensor, out: Tensor) -> None:
 def dequantize_gguf(raw: Tensor, ggml_type: int, block_elements: int, block_bytes: int, out: Tensor) -> None:
     """Block formats of GGUF; the arithmetic is fp32, rounded once to out's dtype."""
     checks.dequantize_gguf(raw, block_elements, block_bytes, out)
-    decode = _DECODERS[ggml_type]
-    out.copy_(decode(raw.reshape(-1, block_bytes)).reshape(-1))
-
-
-def _f16(raw: Tensor) -> Tensor:
-    return raw.contiguous().view(torch.float16).float()
-
-
-def _nibbles(raw: Tensor) -> Tensor:
-    """[n, b] bytes to [n, 2b]: all low halves, then all high halves."""
-    return torch.cat([raw & 0x0F, raw >> 4], dim=-1)
-
-
-def _fifth_bits(raw: Tensor) -> Tensor:
-    """[n, 4] bytes to [n, 32] values 0 or 16."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=raw.device)
-    return (((raw.unsqueeze(-1) >> shifts) & 1) << 4).reshape(raw.shape[0], 32)
-
-
-def _q4_0(b: Tensor) -> Tensor:
-    return _f16(b[:, :2]) * (_nibbles(b[:, 2:]).float() - 8)
-
-
-def _q4_1(b: Tensor) -> Tensor:
-    return _f16(b[:, :2]) * _nibbles(b[:, 4:]).float() + _f16(b[:, 2:4])
-
-
-def _q5_0(b: Tensor) -> Tensor:
-    return _f16(b[:, :2]) * ((_nibbles(b[:, 6:]) | _fifth_bits(b[:, 2:6])).float() - 16)
-
-
-def _q5_1(b: Tensor) -> Tensor:
-    return _f16(b[:, :2]) * (_nibbles(b[:, 8:]) | _fifth_bits(b[:, 4:8])).float() + _f16(b[:, 2:4])
-
-
-def _q8_0(b: Tensor) -> Tensor:
-    return _f16(b[:, :2]) * b[:, 2:].contiguous().view(torch.int8).float()
-
-
-def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """12 bytes to eight 6-bit scales and eight 6-bit minima."""
-    low, high, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
-    scales = torch.cat([low & 0x3F, (rest & 0x0F) | ((low >> 2) & 0x30)], dim=-1)
-    minima = torch.cat([high & 0x3F, (rest >> 4) | ((high >> 2) & 0x30)], dim=-1)
-    return scales.float(), minima.float()
-
-
-def _k_affine(b: Tensor, quants: Tensor) -> Tensor:
-    """quants [n, 8, 32]: scale * q - minimum for each of the eight groups."""
-    scales, minima = _k_scales(b[:, 4:16])
-    d = (_f16(b[:, 0:2]) * scales).unsqueeze(-1)
-    m = (_f16(b[:, 2:4]) * minima).unsqueeze(-1)
-    return d * quants.float() - m
-
-
-def _q4_k(b: Tensor) -> Tensor:
-    return _k_affine(b, _nibbles(b[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
-
-
-def _q5_k(b: Tensor) -> Tensor:
-    low = _nibbles(b[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
-    shifts = torch.arange(8, dtype=torch.uint8, device=b.device).view(1, 8, 1)
-    high = ((b[:, 16:48].unsqueeze(1) >> shifts) & 1) << 4
-    return _k_affine(b, low | high)
-
-
-def _q6_k(b: Tensor) -> Tensor:
-    low = _nibbles(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=b.device).view(1, 1, 4, 1)
-    high = ((b[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3).reshape(-1, 8, 32)
-    quants = (low | (high << 4)).float().reshape(-1, 16, 16) - 32
-    scales = _f16(b[:, 208:210]) * b[:, 192:208].contiguous().view(torch.int8).float()
-    return scales.unsqueeze(-1) * quants
-
-
-_DECODERS: dict[int, Callable[[Tensor], Tensor]] = {
-    GgmlType.F32: lambda b: b.contiguous().view(torch.float32),
-    GgmlType.F16: _f16,
-    GgmlType.Q4_0: _q4_0,
-    GgmlType.Q4_1: _q4_1,
-    GgmlType.Q5_0: _q5_0,
-    GgmlType.Q5_1: _q5_1,
-    GgmlType.Q8_0: _q8_0,
-    GgmlType.Q4_K: _q4_k,
-    GgmlType.Q5_K: _q5_k,
-    GgmlType.Q6_K: _q6_k,
-    GgmlType.BF16: lambda b: b.contiguous().view(torch.bfloat16).float(),
-}
+    kind = GgmlType(ggml_type)
+    if kind in FLOATS:
+        out.copy_(raw.contiguous().view(FLOATS[kind]))
+    else:
+        out.copy_(cut(kind, raw.reshape(-1, block_bytes)).floats().reshape(-1))

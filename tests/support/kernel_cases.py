@@ -1,10 +1,11 @@
-"""Paged batches for tests of the kernels, and an attention of their own to compare with."""
+"""Paged batches for tests of the kernels, and an attention of their own to compare with; blocks of GGUF."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,3 +118,14 @@ def paged_batch(
         context_lens=torch.tensor([context for _, context in lengths], dtype=torch.int32),
         scale=head_size**-0.5,
     )
+
+
+def random_blocks(kind: ops.GgmlType, blocks: int) -> np.ndarray:
+    """Random bytes, but finite scales: f16 patterns with all exponent bits set are the file's business, not ours."""
+    elements, size = ops.GGML_BLOCKS[kind]
+    raw = np.random.default_rng(int(kind)).integers(0, 256, (blocks, size), dtype=np.uint8)
+    if elements > 1:
+        halves = {ops.GgmlType.Q4_1: 2, ops.GgmlType.Q5_1: 2, ops.GgmlType.Q4_K: 2, ops.GgmlType.Q5_K: 2}.get(kind, 1)
+        first = size - 2 if kind is ops.GgmlType.Q6_K else 0
+        raw[:, first + 1 : first + 2 * halves : 2] &= 0xBF
+    return raw

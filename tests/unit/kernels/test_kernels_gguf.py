@@ -7,18 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_cases import random_blocks
 from quire_kernels import ops
-
-
-def random_blocks(kind: ops.GgmlType, blocks: int) -> np.ndarray:
-    """Random bytes, but finite scales: f16 patterns with all exponent bits set are the file's business, not ours."""
-    elements, size = ops.GGML_BLOCKS[kind]
-    raw = np.random.default_rng(int(kind)).integers(0, 256, (blocks, size), dtype=np.uint8)
-    if elements > 1:
-        halves = {ops.GgmlType.Q4_1: 2, ops.GgmlType.Q5_1: 2, ops.GgmlType.Q4_K: 2, ops.GgmlType.Q5_K: 2}.get(kind, 1)
-        first = size - 2 if kind is ops.GgmlType.Q6_K else 0
-        raw[:, first + 1 : first + 2 * halves : 2] &= 0xBF
-    return raw
 
 
 @pytest.mark.parametrize("kind", ops.GgmlType)

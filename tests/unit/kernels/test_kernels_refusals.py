@@ -45,6 +45,10 @@ def rope(**changes: torch.Tensor) -> Callable[[], object]:
     return lambda: ops.rope(**(arguments | changes))
 
 
+def linear(x: torch.Tensor, *args: Any, **kwargs: Any) -> Callable[[], object]:
+    return lambda: ops.packed_linear(x, ops.pack_weight(torch.zeros(5, 8), "q8"), *args, **kwargs)
+
+
 X, WEIGHT = torch.zeros(2, 8), torch.zeros(8)
 
 CALLS: list[tuple[Callable[[], object], str]] = [
@@ -105,6 +109,23 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.silu_mul(torch.tensor(1.0)), "gate_up must have 2 dimensions, got 0"),
     (lambda: ops.silu_mul(X[0]), "gate_up must have 2 dimensions, got 1"),
     (lambda: ops.silu_mul(X, out=X), r"out must have shape \[2, 4\], got \[2, 8\]"),
+    (lambda: ops.pack_weight(X, "q5"), "format must be f32, f16, bf16, q8 or q4, got 'q5'"),
+    (lambda: ops.pack_weight(X[0], "q8"), "weight must have 2 dimensions, got 1"),
+    (lambda: ops.pack_weight(X.int(), "q8"), "weight must be float32, bfloat16 or float16, got int32"),
+    (lambda: ops.pack_weight(X[:, ::2], "q8"), "weight must be contiguous in its last dimension, got stride 2"),
+    (lambda: ops.pack_gguf([(X, ops.GgmlType.Q8_0, 1)], 32), "raw must have 1 dimensions, got 2"),
+    (lambda: ops.pack_gguf([(X[0], ops.GgmlType.F32, 1)], 2), "raw must be uint8, got float32"),
+    (linear(X[:, :7]), r"x must have shape \[2, 8\], got \[2, 7\]"),
+    (linear(X[0]), "x must have 2 dimensions, got 1"),
+    (linear(X.bfloat16()), "x must be float32, got bfloat16"),
+    (linear(torch.zeros(2, 16)[:, ::2]), "x must be contiguous in its last dimension, got stride 2"),
+    (linear(X, X[0]), r"bias must have shape \[5\], got \[8\]"),
+    (linear(X, X[:, :5]), "bias must have 1 dimensions, got 2"),
+    (linear(X, X[0, :5].half()), "bias must be float32, got float16"),
+    (linear(X, torch.zeros(10)[::2]), "bias must be contiguous in its last dimension, got stride 2"),
+    (linear(X, out=torch.zeros(2, 8)), r"out must have shape \[2, 5\], got \[2, 8\]"),
+    (linear(X, out=torch.zeros(2, 5).half()), "out must be float32, got float16"),
+    (lambda: ops.packed_linear(X, X), r"packed must be a weight that this implementation packed, got .*Tensor"),
     (lambda: ops.set_num_threads(0), "num_threads must be between 1 and 1024, got 0"),
 ]
 

@@ -1,0 +1,10 @@
+// Products with packed weights for the portable baseline: what the compiler targets by default. CMakeLists.txt gives this file its flags.
+#define QUIRE_ISA portable
+
+#include "packed_kernel.h"
+
+namespace quire {
+
+const PackedKernels kPortablePacked = {QUIRE_ISA::prepare_row, QUIRE_ISA::multiply};
+
+}  // namespace quire
