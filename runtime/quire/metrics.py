@@ -16,7 +16,8 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
-from quire.request import EngineReady, StepStats
+from quire.request import EngineReady, GrammarStats, StepStats
+from quire.structured import Reason
 
 THROUGHPUT_WINDOW_S = 10.0
 
@@ -68,6 +69,8 @@ _ITL_S = (
 _DURATION_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 _STEP_MS = (1, 2, 5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10000, 30000)
 _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+_COMPILE_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
+_MASK_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 _SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -123,8 +126,14 @@ class EngineMetrics:
         self._startup = self._gauge("startup_seconds", "seconds that each stage of the start took", "stage")
         self._heartbeat = self._gauge("last_step_timestamp_seconds", "last sign of life of the step loop, Unix time")
 
+        self._grammars = self._gauge("num_grammars", "grammars of structured outputs that have a process")
+
         self._batch = self._histogram("batch_size", "sequences in a step", _SEQUENCES)
         self._step_ms = self._histogram("batch_inference_latency_ms", "duration of one engine step, ms", _STEP_MS)
+        self._compile_s = self._histogram("grammar_compile_seconds", "duration of one compilation", _COMPILE_S)
+        self._mask_s = self._histogram(
+            "grammar_mask_seconds", "how long one step waited for masks of grammars", _MASK_S
+        )
         self.duration = self._histogram("request_duration_seconds", "arrival to last token", _DURATION_S)
         self.queue_time = self._histogram("request_queue_time_seconds", "arrival to first scheduling", _DURATION_S)
         self.ttft = self._histogram("time_to_first_token_seconds", "arrival to first token, in the server", _LATENCY_S)
@@ -140,6 +149,10 @@ class EngineMetrics:
         self._faults = self._counter(
             "kv_cache_faults", "faults of the KV cache's bookkeeping, found when idle and healed"
         )
+        self._compilations = self._counter("grammar_compilations", "grammars that were compiled, failed ones included")
+        self._grammar_failures = self._counter(
+            "grammar_failures", "grammars of no use, and sequences that theirs failed alone", "reason"
+        )
         self._finished = self._counter("requests_finished", "sequences by why they ended", "finish_reason")
         self._dropped = self._counter("dropped_requests", "requests refused for lack of room", "reason")
 
@@ -151,7 +164,7 @@ class EngineMetrics:
         ).labels(**info).set(1)
         for stage, seconds in engine.startup_s.items():
             self.startup(stage, seconds)
-        for gauge in (self._queue, self._running, self._swapped, self._cache):
+        for gauge in (self._queue, self._running, self._swapped, self._cache, self._grammars):
             self._bound(gauge).set(0)
         self._bound(self._prompt_rate).set_function(self._prompt_window.rate)
         self._bound(self._generation_rate).set_function(self._generation_window.rate)
@@ -165,10 +178,15 @@ class EngineMetrics:
             self._prefix_queries,
             self._prefix_hits,
             self._faults,
+            self._compilations,
+            self._compile_s,
+            self._mask_s,
         ):
             self._bound(metric)
         for mode in ("recompute", "swap"):
             self._bound(self._preemptions, mode=mode)
+        for cause in Reason:
+            self._bound(self._grammar_failures, reason=cause.value)
         for reason in ("stop", "length", "abort", "error"):
             self._bound(self._finished, finish_reason=reason)
         for reason in ("queue_full", "queue_timeout", "draining"):
@@ -190,6 +208,8 @@ class EngineMetrics:
                 self._host_cache = self._gauge("cpu_cache_usage", text)
             self._bound(self._host_cache).set(stats.num_swap_blocks_used / stats.num_swap_blocks)
         self._follow(self._faults, stats.kv_faults)
+        if stats.grammars is not None:
+            self._step_grammars(stats.grammars)
         self._bound(self._heartbeat).set(time.time() - (self._clock() - stats.heartbeat_s))
         if stats.batch_size:
             self._bound(self._batch).observe(stats.batch_size)
@@ -200,6 +220,15 @@ class EngineMetrics:
         self._follow(self._prefix_hits, stats.prefix_cache_hits)
         self._follow(self._preemptions, stats.preemptions_recompute, mode="recompute")
         self._follow(self._preemptions, stats.preemptions_swap, mode="swap")
+
+    def _step_grammars(self, stats: GrammarStats) -> None:
+        self._bound(self._grammars).set(stats.num_live)
+        self._follow(self._compilations, stats.num_compilations)
+        for reason, total in stats.failures.items():
+            self._follow(self._grammar_failures, total, reason=reason)
+        for histogram, values in ((self._compile_s, stats.compile_s), (self._mask_s, stats.mask_s)):
+            for value in values:
+                self.observe(histogram, value)
 
     def finished(self, reason: str) -> None:
         self._bound(self._finished, finish_reason=reason).inc()

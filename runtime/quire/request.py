@@ -79,20 +79,6 @@ def params_of_siblings(request: AddRequest) -> SamplingParams:
     return msgspec.structs.replace(request.params, prompt_logprobs=None)
 
 
-def apart(request: AddRequest) -> list[AddRequest]:
-    """A request and each of its siblings, as requests that share nothing."""
-    params = params_of_siblings(request)
-    return [msgspec.structs.replace(request, siblings=())] + [
-        msgspec.structs.replace(
-            request,
-            request_id=sibling.request_id,
-            params=msgspec.structs.replace(params, seed=sibling.seed),
-            siblings=(),
-        )
-        for sibling in request.siblings
-    ]
-
-
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     """Forget these requests and free their blocks within the current step; unknown ids are ignored."""
 
@@ -142,6 +128,17 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
+class GrammarStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Of structured outputs. num_live: grammars that have a process. compile_s: seconds of each compilation that ended in the step.
+    mask_s: seconds that the step waited for masks, where it did. Others are totals since the start."""
+
+    num_live: int
+    num_compilations: int
+    failures: dict[str, int]  # by reason: grammars, and sequences that theirs failed alone
+    compile_s: list[float] = []
+    mask_s: list[float] = []
+
+
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """The state after a step; counters are totals since the start."""
 
@@ -162,6 +159,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     num_swap_blocks: int = 0  # of the host pool; 0 where there is none
     num_swap_blocks_used: int = 0
     kv_utilization: float = 1.0  # computed tokens / slots of the blocks held
+    grammars: GrammarStats | None = None
     kv_faults: int = 0  # violations of the KV cache's bookkeeping that were found and healed, total
 
 

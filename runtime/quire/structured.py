@@ -6,6 +6,7 @@ size, depth); whether a grammar can be built is found out by `quire.engine.gramm
 
 from __future__ import annotations
 
+import enum
 import json as jsonlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,36 @@ from quire.errors import RequestError
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 
-MAX_SPEC_BYTES = 256 * 1024
+MAX_SPEC_BYTES = 1 << 20
+"""Nothing larger is looked at; an engine's own limit (`--max-grammar-size`) is at most this."""
 MAX_DEPTH = 120
 """Levels of JSON in a schema: the grammar library reads 128, some of which are its own."""
 MAX_CHOICES = 10_000
+
+
+class Reason(enum.StrEnum):
+    """Why a grammar is of no use; `grammar_failures_total{reason}` uses the same words."""
+
+    INVALID = "invalid"
+    """It cannot be built."""
+    TOO_COMPLEX = "too_complex"
+    """It goes beyond a limit, or the library does not survive it."""
+    UNAVAILABLE = "unavailable"
+    """No grammar can be built here."""
+    TIMEOUT = "timeout"
+    """Its worker got no CPU for too long."""
+    LOST = "lost"
+    """Its worker was killed from outside."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it would be the same the next time that the grammar is built."""
+        return self in (Reason.INVALID, Reason.TOO_COMPLEX)
+
+    @property
+    def of_request(self) -> bool:
+        """Whether the request is at fault, and not the engine."""
+        return self in (Reason.INVALID, Reason.TOO_COMPLEX, Reason.UNAVAILABLE)
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -17,7 +17,16 @@ from quire_operator.resources.args import flag_name, serve_args
 
 FIELDS = sorted(set(Engine.model_fields) - {"extra_args"})
 
+_GRAMMARS = "limits of structured outputs, whose defaults follow the pod's; extraArgs"
+
 NOT_OFFERED = {
+    "max_grammars": _GRAMMARS,
+    "max_compiling_grammars": _GRAMMARS,
+    "max_grammar_size": _GRAMMARS,
+    "grammar_memory": _GRAMMARS,
+    "grammar_compile_timeout": _GRAMMARS,
+    "grammar_token_timeout": _GRAMMARS,
+    "grammar_mean_token_time": _GRAMMARS,
     "deterministic": "a check at the start; on a CPU it holds anyway",
     "logits_processors": "needs a package that the image does not have; an own image names it in extraArgs",
     "model_impl": "for developers; auto is right in a cluster",

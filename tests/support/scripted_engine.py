@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from quire.errors import EngineDeadError
 from quire.request import (
     AddRequest,
@@ -20,7 +22,7 @@ from quire.request import (
     StepStats,
     TokenDelta,
     TokenLogprobs,
-    apart,
+    params_of_siblings,
 )
 
 Reply = Callable[[AddRequest], Sequence[int]]
@@ -178,6 +180,20 @@ class ScriptedEngine:
             num_cached_tokens=1 if first else 0,
             queue_s=0.001 if first else None,
         )
+
+
+def apart(request: AddRequest) -> list[AddRequest]:
+    """A request and each of its siblings, as requests that share nothing."""
+    params = params_of_siblings(request)
+    return [msgspec.structs.replace(request, siblings=())] + [
+        msgspec.structs.replace(
+            request,
+            request_id=sibling.request_id,
+            params=msgspec.structs.replace(params, seed=sibling.seed),
+            siblings=(),
+        )
+        for sibling in request.siblings
+    ]
 
 
 def logprobs_of(token: int, top: int) -> TokenLogprobs:

@@ -122,6 +122,34 @@ class EngineConfig(BaseModel):
     logits_processors: tuple[str, ...] = Field(
         (), description="entry points of quire.logits_processors that requests pass through (repeat the flag)"
     )
+    max_grammars: int = Field(
+        64,
+        ge=1,
+        le=4096,
+        description="grammars of structured outputs that live at once, each a process: those of requests, and the last ones for "
+        "later requests; others wait",
+    )
+    max_compiling_grammars: int = Field(
+        2, ge=1, le=64, description="grammars that are compiled at once; each takes a CPU while it is"
+    )
+    max_grammar_size: Size = Field(
+        "256Ki", description="largest schema, expression or grammar, at most 1Mi; beyond it 400"
+    )
+    grammar_memory: Size | None = Field(
+        None, description="memory of one grammar, beyond it 400; default: an eighth of what there is, from 128Mi to 1Gi"
+    )
+    grammar_compile_timeout: float = Field(
+        5.0, gt=0, le=600, description="seconds of CPU that compiling a grammar may take; beyond it 400"
+    )
+    grammar_token_timeout: float = Field(
+        0.5,
+        gt=0,
+        le=60,
+        description="seconds of CPU that a grammar may take for one token of one sequence; beyond it 400",
+    )
+    grammar_mean_token_time: float = Field(
+        0.02, gt=0, le=60, description="seconds of CPU that it may take for a token on average; beyond it 400"
+    )
     seed: int = Field(0, ge=0, description="seed of requests that bring none")
     cpu_threads: int | None = Field(
         None, ge=1, le=1024, description="threads of the CPU back end; default: the container's CPU quota"

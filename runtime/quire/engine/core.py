@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,7 @@ from quire.engine.results import StepResult
 from quire.engine.runner import ModelRunner
 from quire.engine.scheduler import Scheduler
 from quire.engine.seeds import SeedStream
-from quire.request import AddRequest, FinishReason, StepOutputs, StepStats, TokenDelta, apart
+from quire.request import AddRequest, FinishReason, StepOutputs, StepStats, TokenDelta
 
 GATE_WAIT_S = 0.02
 """A step with nothing to compute waits this long for a grammar; requests that arrive meanwhile wait with it."""
@@ -31,9 +30,7 @@ _log = logging.getLogger(__name__)
 class EngineCore:
     """A scheduler and a model runner, stepped by the caller. gate: holds back what is not ready for the scheduler."""
 
-    def __init__(
-        self, scheduler: Scheduler, runner: ModelRunner, config: EngineConfig, gate: Gate | None = None
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, config: EngineConfig, gate: Gate) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.gate = gate
@@ -45,26 +42,20 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """True where `step` has something to do or to say."""
-        return self.scheduler.has_work or bool(self._refused) or bool(self.gate)
+        return self.scheduler.has_work or bool(self._refused)
 
     def add(self, request: AddRequest) -> None:
         """Take a request and its siblings; where it can never be served, the next step says so."""
         self._checked = False
-        if request.params.structured_outputs is not None and request.siblings:
-            for one in apart(request):  # each has a grammar's state of its own; the prefix cache is what they share
-                self.add(one)
-            return
         seed, *siblings = (
             self._seeds.draw() if given is None else given
             for given in (request.params.seed, *(sibling.seed for sibling in request.siblings))
         )
-        if request.params.structured_outputs is None and not (self.gate and request.request_id in self.gate):
-            self._enqueue(request, seed, siblings)
-        elif (fault := self._fault(request)) is not None:
-            self.refuse([request.request_id], fault)
-        else:
-            assert self.gate is not None
-            self.gate.hold(request, seed)
+        held = self.gate.holds(request.params)
+        refusal = self.scheduler.add(request, seed=seed, sibling_seeds=siblings, held=held)
+        if refusal is not None:
+            ids = (request.request_id, *(sibling.request_id for sibling in request.siblings))
+            self._refused += [msgspec.structs.replace(refusal, request_id=request_id) for request_id in ids]
 
     def refuse(self, request_ids: Iterable[str], error: str) -> None:
         """The next step says of requests that came to nothing why."""
@@ -73,29 +64,16 @@ class EngineCore:
             for request_id in request_ids
         ]
 
-    def _fault(self, request: AddRequest) -> str | None:
-        if self.gate is None:
-            return "structured outputs are not available here"
-        if request.request_id in self.gate:
-            return f"request id {request.request_id!r} is already in use"
-        return self.scheduler.fault(request)
-
-    def _enqueue(
-        self, request: AddRequest, seed: int, siblings: list[int], scratch: dict[str, Any] | None = None
-    ) -> None:
-        refusal = self.scheduler.add(request, seed=seed, sibling_seeds=siblings, scratch=scratch)
-        if refusal is not None:
-            ids = (request.request_id, *(sibling.request_id for sibling in request.siblings))
-            self._refused += [msgspec.structs.replace(refusal, request_id=request_id) for request_id in ids]
-
     def _release(self) -> None:
         """Let go on what the gate has ready; wait for it a moment where there is nothing else to do."""
-        if self.gate:
-            idle = not (self.scheduler.has_work or self._refused)
-            admitted, refused = self.gate.release(GATE_WAIT_S if idle else 0.0)
-            self._refused += refused
-            for one in admitted:
-                self._enqueue(one.request, one.seed, [], one.scratch)
+        scheduler = self.scheduler
+        if scheduler.held:
+            idle = not (scheduler.running or len(scheduler.waiting) or self._refused)
+            ready, failed = self.gate.look(scheduler.held.values(), GATE_WAIT_S if idle else 0.0)
+            for sequence in ready:
+                scheduler.release(sequence)
+            for sequence, fault in failed:
+                self._refused += scheduler.fail(sequence, fault)
 
     def abort(self, request_ids: list[str]) -> None:
         """Forget requests and free their blocks; no delta follows for them."""
@@ -103,8 +81,7 @@ class EngineCore:
             gone = frozenset(request_ids)
             self._refused = [delta for delta in self._refused if delta.request_id not in gone]
         for request_id in request_ids:
-            if not (self.gate and self.gate.discard(request_id)):
-                self.scheduler.abort(request_id)
+            self.scheduler.abort(request_id)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prompts; what runs goes on."""
@@ -131,13 +108,14 @@ class EngineCore:
         self._refused = []
         step_s = time.monotonic() - began
         self.scheduler.costs.observe(plan.num_tokens, plan.num_prompt_tokens, step_s)
-        return StepOutputs(deltas=deltas, stats=self.stats(plan, len(result.tokens), step_s))
+        return StepOutputs(deltas=deltas, stats=self.stats(plan, sum(token >= 0 for token in result.tokens), step_s))
 
     def stats(self, plan: StepPlan | None = None, num_generated: int = 0, step_s: float = 0.0) -> StepStats:
         """The state now; of a step where a plan is given."""
+        grammars = self.gate.stats(drain=plan is not None)
         scheduler, plan = self.scheduler, plan or StepPlan()
         return StepStats(
-            num_waiting=scheduler.num_waiting + (len(self.gate) if self.gate else 0),
+            num_waiting=scheduler.num_waiting,
             num_running=len(scheduler.running),
             num_swapped=scheduler.num_swapped,
             num_blocks=scheduler.kv.pool.num_blocks,
@@ -153,6 +131,7 @@ class EngineCore:
             prefix_cache_hits=scheduler.counters.prefix_hits,
             preemptions_recompute=scheduler.counters.preemptions_recompute,
             preemptions_swap=scheduler.counters.preemptions_swap,
+            grammars=grammars,
             kv_faults=self._num_faults,
             heartbeat_s=time.monotonic(),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.results import NOT_FINITE, Extras
+from quire.engine.results import NOT_FINITE, Extras, Fault
 from quire.engine.sequence import Sequence
 from quire.request import FinishReason, TokenDelta
 
@@ -13,12 +13,7 @@ def report(sequence: Sequence, token: int, reason: FinishReason | None, extras: 
     first = not sequence.told
     sequence.told = True
     if reason is FinishReason.ERROR:
-        return TokenDelta(
-            request_id=sequence.request_id,
-            token_ids=[],
-            finish_reason=reason,
-            error=extras.errors.get(place, NOT_FINITE),
-        )
+        return last_words(sequence, extras.errors.get(place, NOT_FINITE))
     queued = sequence.first_scheduled_s
     logprobs = extras.logprobs.get(place)
     return TokenDelta(
@@ -30,4 +25,15 @@ def report(sequence: Sequence, token: int, reason: FinishReason | None, extras: 
         queue_s=max(queued - sequence.arrival_s, 0.0) if first and queued is not None else None,
         logprobs=None if logprobs is None else [logprobs],
         prompt_logprobs=sequence.prompt_logprobs if first and sequence.params.prompt_logprobs is not None else None,
+    )
+
+
+def last_words(sequence: Sequence, fault: Fault) -> TokenDelta:
+    """The delta of a sequence that cannot go on."""
+    return TokenDelta(
+        request_id=sequence.request_id,
+        token_ids=[],
+        finish_reason=FinishReason.ERROR,
+        error=fault.message,
+        error_param=fault.param,
     )

@@ -8,7 +8,21 @@ from quire.request import TokenLogprobs
 
 NO_TOKEN = -1
 """In place of a token for a sequence that cannot go on: its logits are not finite, or no token is allowed."""
-NOT_FINITE = "the model computed no finite logits for this request; the weights or the type overflow"
+NOT_YET = -2
+"""In place of a token for a sequence whose logits cannot be judged yet: the next step computes them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a sequence cannot go on, in a sentence. param: the field of the request that is at fault; None where none is."""
+
+    message: str
+    param: str | None = None
+
+
+LATER = Fault("not yet")
+"""Of a logits processor, for a row that it is not done with: that row gets NOT_YET. Not for ever: that is the processor's promise."""
+NOT_FINITE = Fault("the model computed no finite logits for this request; the weights or the type overflow")
 
 
 @dataclass(slots=True)
@@ -17,7 +31,7 @@ class Extras:
     missing the logits were not finite. logprobs: also by that place. prompt_logprobs: those that a step has made, by the place of
     its entry in the plan, in the order of the prompt."""
 
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, Fault] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 

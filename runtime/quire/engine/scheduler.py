@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from typing import Any
 
 from quire.engine.admission import Limits
 from quire.engine.costs import PreemptionCosts
 from quire.engine.plan import Counters, Scheduled, StepPlan
 from quire.engine.policy import POLICIES, Policy
-from quire.engine.report import report
-from quire.engine.results import NO_TOKEN, Extras
+from quire.engine.report import last_words, report
+from quire.engine.results import NO_TOKEN, NOT_YET, Extras, Fault
 from quire.engine.room import Room
 from quire.engine.sequence import Sequence, State
 from quire.engine.swapping import Swapper
@@ -56,6 +55,7 @@ class Scheduler:
         self.counters = Counters()
         self.running: list[Sequence] = []  # in the policy's rank
         self.waiting: Policy = POLICIES[policy]()
+        self.held: dict[str, Sequence] = {}  # leaders that were added so, by id, until `release` or `fail`
         self.costs = costs or PreemptionCosts()
         self._room = Room(kv, self.max_num_seqs)
         self._swapper = Swapper(kv, swap, self.costs)
@@ -105,12 +105,12 @@ class Scheduler:
         *,
         seed: int,
         sibling_seeds: Iterable[int] = (),
-        scratch: dict[str, Any] | None = None,
+        held: bool = False,
     ) -> TokenDelta | None:
         """Take a request and its siblings, a seed for each. A delta with an error comes back instead where it can never be
         served; it holds for the siblings too.
 
-        scratch: what stages of the sampler know of it already.
+        held: they lack something yet; they join the queue with `release`.
         """
         fault = self.fault(request)
         if fault is not None:
@@ -124,15 +124,34 @@ class Scheduler:
         for index, (request_id, one) in enumerate(own):
             sequence = self._sequence(request, request_id, one)
             sequence.params = others if index else request.params
-            sequence.scratch.update(scratch or {})
             self._live[request_id] = sequence
             if leader is None or index % self.max_num_seqs == 0:
                 leader = sequence
-                self.waiting.push(sequence)
+                self._queue(sequence, held=held)
             else:
                 sequence.leader = leader
                 leader.followers.append(sequence)
         return None
+
+    def release(self, sequence: Sequence) -> None:
+        """Let a held sequence join the queue, and its followers with it."""
+        del self.held[sequence.request_id]
+        sequence.state = State.WAITING
+        self._queue(sequence, held=False)
+
+    def fail(self, sequence: Sequence, fault: Fault) -> list[TokenDelta]:
+        """End a held sequence and its followers; what to tell them."""
+        family = [sequence, *sequence.followers]
+        for one in reversed(family):
+            self._finish(one)
+        return [last_words(one, fault) for one in family]
+
+    def _queue(self, sequence: Sequence, *, held: bool) -> None:
+        if held:
+            sequence.state = State.HELD
+            self.held[sequence.request_id] = sequence
+        else:
+            self.waiting.push(sequence)
 
     def _sequence(self, request: AddRequest, request_id: str, seed: int) -> Sequence:
         params = request.params
@@ -187,6 +206,9 @@ class Scheduler:
             sequence.num_computed = entry.start + entry.num_tokens
             if entry.samples:
                 token = tokens[place]
+                if token == NOT_YET:
+                    sequence.num_computed = len(sequence.tokens) - 1  # the newest is computed again, for its logits
+                    continue
                 reason = sequence.append(token) if token != NO_TOKEN else FinishReason.ERROR
                 if reason is None and sequence.told and place not in logprobs:
                     deltas.append(TokenDelta(request_id=sequence.request_id, token_ids=[token]))
@@ -331,6 +353,8 @@ class Scheduler:
         was, sequence.state = sequence.state, State.FINISHED
         if sequence.leader is not None:
             sequence.leader.followers.remove(sequence)
+        elif was is State.HELD:
+            del self.held[sequence.request_id]
         elif was is State.RUNNING:
             self.running.remove(sequence)
         else:
@@ -341,15 +365,15 @@ class Scheduler:
         self.kv.release(sequence.table)
         del self._live[sequence.request_id]
         if sequence.followers:
-            self._succeed(sequence.followers)
+            self._succeed(sequence.followers, held=was is State.HELD)
 
-    def _succeed(self, followers: list[Sequence]) -> None:
+    def _succeed(self, followers: list[Sequence], *, held: bool = False) -> None:
         """Their leader ended before its prompt was computed, or there is no room beside it: the first of them leads."""
         heir, *rest = followers
         heir.leader, heir.followers = None, rest
         for follower in rest:
             follower.leader = heir
-        self.waiting.push(heir)
+        self._queue(heir, held=held)
 
     def fault(self, request: AddRequest) -> str | None:
         """Why a request can never be served, with the numbers; None where it can."""

@@ -11,8 +11,10 @@ from quire.request import AddRequest, FinishReason, SamplingParams, TokenLogprob
 
 
 class State(enum.Enum):
-    """WAITING holds no blocks; RUNNING may; SWAPPED waits and holds blocks of the host pool; FINISHED has given them back."""
+    """HELD waits outside the queue for what it needs to run; WAITING holds no blocks; RUNNING may; SWAPPED waits and holds blocks of the
+    host pool; FINISHED has given them back."""
 
+    HELD = enum.auto()
     WAITING = enum.auto()
     RUNNING = enum.auto()
     SWAPPED = enum.auto()

@@ -22,8 +22,9 @@ from quire.engine.costs import PreemptionCosts
 from quire.engine.determinism import difference
 from quire.engine.grammar.client import Grammars
 from quire.engine.grammar.gate import Gate
+from quire.engine.grammar.limits import limits_of
 from quire.engine.grammar.processor import GrammarProcessor
-from quire.engine.grammar.protocol import Limits, Settings
+from quire.engine.grammar.protocol import Settings
 from quire.engine.memory import MemoryPlan, plan
 from quire.engine.runner import ModelRunner
 from quire.engine.sampling import Sampler
@@ -119,7 +120,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
                 revision=tokenizer_revision,
                 vocab_size=description.vocab_size,
                 eos_token_ids=list(description.eos_token_ids),
-                limits=Limits(),
+                limits=limits_of(config, host.memory()),
             )
         )
         runner = ModelRunner(

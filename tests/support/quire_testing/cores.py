@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.startup import build
-from quire.request import AddRequest, FinishReason, SamplingParams
+from quire.request import AddRequest, FinishReason, SamplingParams, TokenLogprobs
 
 
 def make_core(model: Path | str, **config: Any) -> EngineCore:
@@ -17,17 +18,27 @@ def make_core(model: Path | str, **config: Any) -> EngineCore:
     return build(EngineConfig(model=str(model), **settings))[0]
 
 
-def generate(
+@dataclass
+class Told:
+    """What came back for one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    num_cached: int = 0
+    reason: FinishReason | None = None
+
+
+def ask(
     core: EngineCore, prompts: list[list[int]], params: SamplingParams | list[SamplingParams], *, every: int = 0
-) -> list[list[int]]:
-    """Answers to prompts. every: steps between arrivals, 0 for all at once."""
+) -> list[Told]:
+    """All that is told for prompts. every: steps between arrivals, 0 for all at once. Nothing fails, nothing is left behind."""
     chosen = params if isinstance(params, list) else [params] * len(prompts)
     waiting = [
         AddRequest(request_id=str(index), prompt_token_ids=prompt, params=one, arrival_s=0.0)
         for index, (prompt, one) in enumerate(zip(prompts, chosen, strict=True))
     ]
-    answers: list[list[int]] = [[] for _ in prompts]
-    ended: list[int] = []
+    told = [Told() for _ in prompts]
     steps = 0
     while waiting or core.has_work:
         while waiting and (every == 0 or steps % every == 0 or not core.has_work):
@@ -36,11 +47,23 @@ def generate(
                 break
         for delta in core.step().deltas:
             assert delta.error is None, delta.error
-            answers[int(delta.request_id)] += delta.token_ids
-            if delta.finish_reason is not None:
-                assert delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-                ended.append(int(delta.request_id))
+            one = told[int(delta.request_id)]
+            assert one.reason is None, "nothing comes after the end"
+            one.tokens += delta.token_ids
+            one.logprobs += delta.logprobs or []
+            one.num_cached += delta.num_cached_tokens
+            one.reason = delta.finish_reason
+            if delta.prompt_logprobs is not None:
+                assert one.prompt_logprobs is None, "told twice"
+                one.prompt_logprobs = delta.prompt_logprobs
         steps += 1
-    assert sorted(ended) == list(range(len(prompts)))
+    assert all(one.reason in (FinishReason.STOP, FinishReason.LENGTH) for one in told)
     assert core.scheduler.kv.pool.num_used == 0
-    return answers
+    return told
+
+
+def generate(
+    core: EngineCore, prompts: list[list[int]], params: SamplingParams | list[SamplingParams], *, every: int = 0
+) -> list[list[int]]:
+    """The tokens of `ask`."""
+    return [one.tokens for one in ask(core, prompts, params, every=every)]

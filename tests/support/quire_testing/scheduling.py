@@ -89,9 +89,9 @@ def siblings(request_id: str, count: int) -> tuple[Sibling, ...]:
     return tuple(Sibling(request_id=f"{request_id}.{index}", seed=index) for index in range(1, count + 1))
 
 
-def add(scheduler: Scheduler, new: AddRequest, *, seed: int = 0) -> TokenDelta | None:
+def add(scheduler: Scheduler, new: AddRequest, *, seed: int = 0, held: bool = False) -> TokenDelta | None:
     """Add a request with its siblings' own seeds."""
-    return scheduler.add(new, seed=seed, sibling_seeds=[sibling.seed or 0 for sibling in new.siblings])
+    return scheduler.add(new, seed=seed, sibling_seeds=[sibling.seed or 0 for sibling in new.siblings], held=held)
 
 
 def live_sequences(scheduler: Scheduler) -> list[Sequence]:
@@ -107,7 +107,13 @@ def faults(scheduler: Scheduler) -> list[str]:
         found.append("running sequences are out of rank")
     if len(scheduler.running) > scheduler.max_num_seqs:
         found.append(f"{len(scheduler.running)} sequences run, more than {scheduler.max_num_seqs}")
-    queued = [*scheduler.waiting, *(follower for leader in scheduler.sequences() for follower in leader.followers)]
+    if any(one.state is not State.HELD or one.leader is not None for one in scheduler.held.values()):
+        found.append("a held sequence is not held, or follows another")
+    queued = [
+        *scheduler.held.values(),
+        *scheduler.waiting,
+        *(follower for leader in scheduler.sequences() for follower in leader.followers),
+    ]
     if len(scheduler.waiting) != len(list(scheduler.waiting)):
         found.append("the waiting queue miscounts")
     if len(queued) != scheduler.num_waiting + scheduler.num_swapped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ import jsonschema
 
 from quire.engine.core import EngineCore
 from quire.engine.grammar.client import Grammars
-from quire.engine.grammar.protocol import Limits
-from quire.request import AddRequest, FinishReason, SamplingParams
+from quire.request import AddRequest, FinishReason, SamplingParams, Sibling
 from quire.structured import structured_output
 from quire.text import Tokenizer
 
 EXPLOSIVE = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(10, 40)]}
 """A schema that is never done compiling: the intersection of its patterns has more states than there is memory for."""
+
+
+AMBIGUOUS = "start: e\ne: e e | e e e | /[ -~]/"
+"""Compiles at once; then each token takes longer than the one before it."""
 
 
 @dataclass
@@ -40,23 +44,20 @@ def params(seed: int = 0, max_tokens: int = 100, **fields: Any) -> SamplingParam
 
 def grammars_of(core: EngineCore) -> Grammars:
     """The grammars of an engine."""
-    assert core.gate is not None
     return core.gate._grammars
 
 
-def set_limits(core: EngineCore, **changes: Any) -> None:
-    """Other limits for this engine's grammars, before the first of them."""
-    grammars = grammars_of(core)
-    grammars.limits = Limits(**changes)
-    grammars.settings = type(grammars.settings)(
-        **{name: getattr(grammars.settings, name) for name in grammars.settings.__struct_fields__ if name != "limits"},
-        limits=grammars.limits,
-    )
+def workers_of(core: EngineCore) -> list[int]:
+    """Process ids of its grammars' workers."""
+    nursery = grammars_of(core)._nursery
+    children = Path("/dev/null" if nursery is None else f"/proc/{nursery.pid}/task/{nursery.pid}/children")
+    return [int(pid) for pid in children.read_text().split()] if children.exists() else []
 
 
-def add(core: EngineCore, name: str, prompt: list[int], given: SamplingParams) -> None:
-    """Hand a request over."""
-    core.add(AddRequest(request_id=name, prompt_token_ids=prompt, params=given, arrival_s=0.0))
+def add(core: EngineCore, name: str, prompt: list[int], given: SamplingParams, seeds: Iterable[int] = ()) -> None:
+    """Hand a request over. seeds: of siblings, which are called name.1 and so on."""
+    siblings = tuple(Sibling(request_id=f"{name}.{i}", seed=seed) for i, seed in enumerate(seeds, 1))
+    core.add(AddRequest(request_id=name, prompt_token_ids=prompt, params=given, arrival_s=0.0, siblings=siblings))
 
 
 def step(core: EngineCore, answers: dict[str, Answer]) -> None:
@@ -69,13 +70,18 @@ def step(core: EngineCore, answers: dict[str, Answer]) -> None:
         answer.error, answer.error_param = delta.error, delta.error_param
 
 
+def finish(core: EngineCore, answers: dict[str, Answer]) -> None:
+    """Steps until nothing is left to do."""
+    while core.has_work:
+        step(core, answers)
+
+
 def run(core: EngineCore, requests: dict[str, tuple[list[int], SamplingParams]]) -> dict[str, Answer]:
     """All requests at once, to their ends; nothing is left behind."""
     answers: dict[str, Answer] = {}
     for name, (prompt, given) in requests.items():
         add(core, name, prompt, given)
-    while core.has_work:
-        step(core, answers)
+    finish(core, answers)
     assert set(answers) == set(requests)
     assert core.scheduler.kv.pool.num_used == 0
     return answers

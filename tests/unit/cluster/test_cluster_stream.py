@@ -81,27 +81,24 @@ def test_a_failure_carries_the_logs_end(tmp_path: Path) -> None:
         )
 
 
-def test_a_deadline_names_the_step_that_ran_and_ends_all_below(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "deadline_s", "error", "said"),
+    [
+        ("echo stage two; wait", 15, DeadlineError, "it was at: stage two"),
+        ("kill -KILL $$", 60, CommandError, "exit status 137"),
+    ],
+    ids=["deadline", "crash"],
+)
+def test_an_end_before_its_time_says_why_and_leaves_nothing_running(
+    tmp_path: Path, end: str, deadline_s: float, error: type[Exception], said: str
+) -> None:
     mark = tmp_path / "pids"
-    with pytest.raises(DeadlineError, match="it was at: stage two"):
+    with pytest.raises(error, match=said):
         stream(
-            ["sh", "-c", f"{family(mark)} echo stage two; wait"],
-            title="wait",
+            ["sh", "-c", f"{family(mark)} {end}"],
+            title="family",
             log=tmp_path / "log",
-            deadline_s=15,
-            progress=Progress(),
-        )
-    assert members(mark) == []
-
-
-def test_a_failure_leaves_nothing_running(tmp_path: Path) -> None:
-    mark = tmp_path / "pids"
-    with pytest.raises(CommandError, match="exit status 137"):
-        stream(
-            ["sh", "-c", f"{family(mark)} kill -KILL $$"],
-            title="crash",
-            log=tmp_path / "log",
-            deadline_s=60,
+            deadline_s=deadline_s,
             progress=Progress(),
         )
     assert members(mark) == []

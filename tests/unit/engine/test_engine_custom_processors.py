@@ -104,4 +104,5 @@ def test_what_it_returns_is_checked(change: Callable[[torch.Tensor], Any], words
     logits = torch.arange(16.0).view(2, 8)
     result = Sampler([Custom("changes", Changes())])(logits, rows)
     assert result.tokens == [7, NO_TOKEN]
-    assert words in result.extras.errors[1]
+    assert words in result.extras.errors[1].message
+    assert result.extras.errors[1].param is None

@@ -4,53 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from quire.engine.core import EngineCore
 from quire.engine.sampling.logprobs import ROWS, token_logprobs
-from quire.request import AddRequest, SamplingParams, Sibling, TokenLogprobs, apart
-from quire_testing.cores import make_core
+from quire.request import AddRequest, SamplingParams, Sibling, TokenLogprobs
+from quire_testing.cores import ask, make_core
 from quire_testing.tiny_llama import VOCAB, make_model, save_folder
-
-
-@dataclass
-class Told:
-    """What came back for one request."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    num_cached: int = 0
-
-
-def run(core: EngineCore, prompts: list[list[int]], params: list[SamplingParams], every: int = 0) -> list[Told]:
-    told = [Told() for _ in prompts]
-    waiting = [
-        AddRequest(request_id=str(i), prompt_token_ids=prompt, params=one, arrival_s=0.0)
-        for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))
-    ]
-    steps = 0
-    while waiting or core.has_work:
-        while waiting and (every == 0 or steps % every == 0 or not core.has_work):
-            core.add(waiting.pop(0))
-            if every:
-                break
-        for delta in core.step().deltas:
-            assert delta.error is None, delta.error
-            one = told[int(delta.request_id)]
-            one.tokens += delta.token_ids
-            one.logprobs += delta.logprobs or []
-            one.num_cached += delta.num_cached_tokens
-            if delta.prompt_logprobs is not None:
-                assert one.prompt_logprobs is None, "told twice"
-                one.prompt_logprobs = delta.prompt_logprobs
-        steps += 1
-    return told
+from scripted_engine import apart
 
 
 def prompts_for(count: int) -> list[list[int]]:
@@ -99,7 +63,7 @@ def test_equal_to_transformers_with_chunks_hits_and_preemption(reference: Any, f
         for i in range(len(prompts))
     ]
     core = make_core(folder, num_blocks=26, block_size=8, max_num_batched_tokens=24, max_num_seqs=7)
-    told = run(core, prompts, params, every=1)
+    told = ask(core, prompts, params, every=1)
     assert core.scheduler.counters.preemptions > 0
     assert core.scheduler.counters.prefix_hits > 0
     for prompt, one, answer in zip(prompts, params, told, strict=True):
@@ -117,7 +81,7 @@ def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_and_not_found(f
     prompt = prompts_for(2)[1]
     plain, wanting = SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, prompt_logprobs=1)
     for params, cached in [(plain, False), (wanting, False), (plain, True)]:
-        (told,) = run(core, [prompt], [params])
+        (told,) = ask(core, [prompt], [params])
         assert (told.num_cached > 0) == cached
         assert (told.prompt_logprobs is not None) == (params is wanting)
 
@@ -143,7 +107,7 @@ def test_a_prompt_of_several_answers_is_computed_and_told_once(folder: Path) -> 
 
 
 def test_a_prompt_of_one_token_has_none(folder: Path) -> None:
-    (told,) = run(make_core(folder), [[5]], [SamplingParams(max_tokens=1, prompt_logprobs=1)])
+    (told,) = ask(make_core(folder), [[5]], [SamplingParams(max_tokens=1, prompt_logprobs=1)])
     assert told.prompt_logprobs == []
 
 
@@ -152,7 +116,7 @@ def test_the_head_runs_on_few_rows_at_a_time(folder: Path, monkeypatch: pytest.M
     widths: list[int] = []
     logits = core.runner.executor.logits
     monkeypatch.setattr(core.runner.executor, "logits", lambda hidden: widths.append(len(hidden)) or logits(hidden))
-    run(core, [[5] * 200], [SamplingParams(max_tokens=1, prompt_logprobs=0)])
+    ask(core, [[5] * 200], [SamplingParams(max_tokens=1, prompt_logprobs=0)])
     assert sum(widths) == 200
     assert max(widths) <= ROWS
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.results import NO_TOKEN
+from quire.engine.results import LATER, NO_TOKEN, NOT_YET, Fault
 from quire.engine.sampling import Sampler
 from quire.engine.sampling.penalties import Seen
-from quire.engine.sampling.pipeline import NOTHING_ALLOWED
+from quire.engine.sampling.pipeline import nothing_allowed
 from quire.engine.sampling.processors import default_processors
 from quire.engine.sequence import Sequence
 from quire.request import SamplingParams
@@ -84,7 +84,7 @@ def test_a_batch_equals_the_definition_row_by_row(batch: list[Any], seed: int) -
     result = Sampler(default_processors())(logits, rows)
     for i, token in enumerate(result.tokens):
         if out[i].max() == -math.inf:
-            assert (token, result.extras.errors[i]) == (NO_TOKEN, NOTHING_ALLOWED)
+            assert (token, result.extras.errors[i]) == (NO_TOKEN, nothing_allowed(rows[i].params))
         else:
             assert (token, i in result.extras.errors) == (int(out[i].argmax()), False)
 
@@ -148,7 +148,8 @@ def test_nothing_allowed_fails_only_its_row() -> None:
     rows = [make_row(GREEDY), make_row(params, stop_ids=[2]), make_row(SamplingParams(seed=1), seed=1)]
     result = Sampler(default_processors())(torch.randn(3, VOCAB), rows)
     assert result.tokens[1] == NO_TOKEN
-    assert result.extras.errors == {1: NOTHING_ALLOWED}
+    said = "no token is allowed: allowed_token_ids and min_tokens exclude all of them"
+    assert result.extras.errors == {1: Fault(said, "min_tokens")}
     assert all(0 <= result.tokens[i] < VOCAB for i in (0, 2))
 
 
@@ -166,15 +167,37 @@ class Breaks:
     def wants(self, params: SamplingParams) -> bool:
         return params.temperature > 0
 
-    def apply(self, logits: torch.Tensor, where: list[int], rows: list[Any]) -> dict[int, str]:
-        return {i: "broke" for i, row in enumerate(rows) if row.seed == 2}
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+
+    def apply(self, logits: torch.Tensor, where: list[int], rows: list[Any]) -> dict[int, Fault]:
+        return {i: self.fault for i, row in enumerate(rows) if row.seed == 2}
 
 
 def test_a_fault_of_one_row_is_reported_for_that_row() -> None:
     rows = [make_row(GREEDY), *(make_row(SamplingParams(), seed=seed) for seed in (1, 2, 3))]
-    result = Sampler([Breaks()])(torch.randn(4, VOCAB), rows)
-    assert (result.tokens[2], result.extras.errors) == (NO_TOKEN, {2: "broke"})
+    fault = Fault("broke", "field")
+    result = Sampler([Breaks(fault)])(torch.randn(4, VOCAB), rows)
+    assert (result.tokens[2], result.extras.errors) == (NO_TOKEN, {2: fault})
     assert NO_TOKEN not in (result.tokens[0], result.tokens[1], result.tokens[3])
+
+
+def test_a_row_that_a_processor_is_not_done_with_draws_nothing_yet() -> None:
+    rows = [make_row(SamplingParams(logprobs=1), seed=seed) for seed in (1, 2, 3)]
+    logits = torch.randn(3, VOCAB)
+    result = Sampler([Breaks(LATER)])(logits, rows)
+    assert (result.tokens[1], result.extras.errors) == (NOT_YET, {})
+    assert sorted(result.extras.logprobs) == [0, 2]
+    rest = Sampler()(logits, [make_row(row.params, seed=row.seed) for row in rows]).tokens
+    assert [result.tokens[0], result.tokens[2]] == [rest[0], rest[2]]
+
+
+def test_that_nothing_is_allowed_outweighs_not_yet() -> None:
+    params = SamplingParams(allowed_token_ids=[2], min_tokens=4)
+    result = Sampler([*default_processors(), Breaks(LATER)])(
+        torch.randn(1, VOCAB), [make_row(params, seed=2, stop_ids=[2])]
+    )
+    assert (result.tokens, result.extras.errors) == ([NO_TOKEN], {0: nothing_allowed(params)})
 
 
 @pytest.mark.parametrize(

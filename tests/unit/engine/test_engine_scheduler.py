@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from quire.engine.plan import StepPlan
-from quire.engine.results import NO_TOKEN
+from quire.engine.results import NO_TOKEN, NOT_YET
 from quire.engine.scheduler import Scheduler
 from quire.request import FinishReason, TokenDelta
 from quire_testing.fake_runner import VOCAB, FakeRunner, answer
-from quire_testing.scheduling import drain, faults, make_scheduler, request, shape, step
+from quire_testing.scheduling import add, drain, faults, make_scheduler, request, shape, siblings, step
 
 
 def test_decodes_come_first_and_prompts_fill_the_rest_of_the_budget() -> None:
@@ -284,6 +284,29 @@ def test_a_row_without_finite_logits_fails_its_request_alone() -> None:
     assert "no finite logits" in (bad.error or "")
     assert good.finish_reason is None
     assert drain(scheduler, runner) == {"good": answer([2], 4)[1:]}
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_token_that_is_not_yet_drawn_comes_later_and_holds_nobody_up(prefix_caching: bool) -> None:
+    scheduler, runner = make_scheduler(prefix_caching=prefix_caching), FakeRunner(64, 4)
+    prompt = list(range(8))  # fills its blocks
+    add(scheduler, request("slow", prompt, siblings=siblings("slow", 1)))
+    scheduler.add(request("quick", [2]), seed=0)
+    got: dict[str, list[int]] = {"slow": [], "slow.1": [], "quick": []}
+    for number in range(10):
+        plan = scheduler.schedule(0.0)
+        slow = [entry.sequence.request_id.startswith("slow") for entry in plan.scheduled if entry.samples]
+        tokens = runner.run(plan)
+        for delta in scheduler.update(
+            plan, [NOT_YET if late and number % 2 == 0 else token for late, token in zip(slow, tokens, strict=True)]
+        ):
+            assert delta.error is None
+            got[delta.request_id] += delta.token_ids
+        assert faults(scheduler) == []
+        if number == 3:
+            assert len(got["quick"]) == 4
+    assert got == {"slow": answer(prompt, 4), "slow.1": answer(prompt, 4, seed=1), "quick": answer([2], 4)}
+    assert not scheduler.has_work
 
 
 def test_queue_time_is_from_arrival_to_first_scheduling() -> None:

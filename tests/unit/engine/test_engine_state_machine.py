@@ -1,4 +1,4 @@
-"""Scheduler and pools under random requests, forks, swaps, priorities and aborts: nothing leaks, nothing starves, each request
+"""Scheduler and pools under random requests, forks, swaps, priorities, holds, stalls and aborts: nothing leaks, nothing starves, each request
 ends exactly once, every answer is right."""
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.engine.costs import PreemptionCosts
 from quire.engine.policy import POLICIES
+from quire.engine.results import NOT_YET, Fault
+from quire.engine.sequence import State
 from quire.request import FinishReason
 from quire_testing.fake_runner import VOCAB, FakeRunner, answer
 from quire_testing.scheduling import add, faults, live_sequences, make_scheduler, request, siblings
@@ -72,6 +74,7 @@ class Serving(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         salt=st.sampled_from([None, None, "tenant"]),
         num_siblings=st.sampled_from([0, 0, 1, 2, 7]),
+        held=st.sampled_from([False, False, True]),
     )
     def add(
         self,
@@ -83,6 +86,7 @@ class Serving(RuleBasedStateMachine):
         priority: int,
         salt: str | None,
         num_siblings: int,
+        held: bool,
     ) -> None:
         prompt, name = prefix + tail, f"r{self.count}"
         self.count += 1
@@ -97,7 +101,7 @@ class Serving(RuleBasedStateMachine):
             arrival_s=self.now,
             siblings=siblings(name, num_siblings),
         )
-        refusal = add(self.scheduler, new)
+        refusal = add(self.scheduler, new, held=held)
         kv = self.scheduler.kv
         impossible = (
             not prompt
@@ -114,14 +118,32 @@ class Serving(RuleBasedStateMachine):
             self.expected[one] = answer(prompt, max_tokens, stop_ids, seed=seed)
             self.got[one] = []
 
-    @rule(data=st.data(), aborted_in_flight=st.integers(0, 2))
-    def step(self, data: st.DataObject, aborted_in_flight: int) -> None:
-        self._step(data, aborted_in_flight)
+    @rule(data=st.data(), aborted_in_flight=st.integers(0, 2), stalls=st.sampled_from([False, False, True]))
+    def step(self, data: st.DataObject, aborted_in_flight: int, stalls: bool) -> None:
+        self._step(data, aborted_in_flight, stalls=stalls)
 
-    def _step(self, data: st.DataObject | None = None, aborted_in_flight: int = 0) -> None:
+    @precondition(lambda self: self.scheduler.held)
+    @rule(data=st.data(), fails=st.sampled_from([False, False, True]))
+    def let_go(self, data: st.DataObject, fails: bool) -> None:
+        sequence = self.scheduler.held[data.draw(st.sampled_from(sorted(self.scheduler.held)))]
+        if not fails:
+            self.scheduler.release(sequence)
+            return
+        family = [sequence.request_id, *(one.request_id for one in sequence.followers)]
+        told = self.scheduler.fail(sequence, Fault("bad", "field"))
+        assert [(delta.request_id, delta.error, delta.error_param) for delta in told] == [
+            (name, "bad", "field") for name in family
+        ]
+        self.ended |= set(family)
+
+    def _step(self, data: st.DataObject | None = None, aborted_in_flight: int = 0, *, stalls: bool = False) -> None:
         self.now += 1.0
         scheduler = self.scheduler
-        before = sorted(sequence.request_id for sequence in live_sequences(scheduler))
+        before = sorted(
+            one.request_id
+            for one in live_sequences(scheduler)
+            if one.request_id not in scheduler.held and (one.leader is None or one.leader.state is not State.HELD)
+        )
         first = scheduler.running[0] if scheduler.running else None
         passed = first is not None and any(scheduler.waiting.outranks(other, first) for other in scheduler.waiting)
         computed = first.num_computed if first is not None else 0
@@ -131,6 +153,8 @@ class Serving(RuleBasedStateMachine):
         assert len({entry.sequence.request_id for entry in plan.scheduled}) == len(plan.scheduled)
         assert bool(plan.scheduled) == bool(before), "a step with work must compute something"
         tokens = self.runner.run(plan)
+        if stalls and data is not None:
+            tokens = [NOT_YET if data.draw(st.booleans()) else token for token in tokens]
         if data is not None:
             for _ in range(min(aborted_in_flight, len(before))):
                 self._abort(data.draw(st.sampled_from(before)))
@@ -140,7 +164,7 @@ class Serving(RuleBasedStateMachine):
             if delta.finish_reason is not None:
                 self.ended.add(delta.request_id)
                 assert self.got[delta.request_id] == self.expected[delta.request_id]
-        if first is not None and not passed and first.request_id not in self.ended:
+        if first is not None and not passed and not stalls and first.request_id not in self.ended:
             assert first.num_computed > computed, "the first in rank did not advance"
 
     @precondition(lambda self: len(self.got) > len(self.ended))
@@ -169,6 +193,8 @@ class Serving(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
+        for sequence in list(self.scheduler.held.values()):
+            self.scheduler.release(sequence)
         # the first in rank advances in every step, so this bound holds whatever is preempted
         pending = live_sequences(self.scheduler)
         bound = sum(len(s.tokens) + s.max_tokens for s in pending) + len(pending) + 1

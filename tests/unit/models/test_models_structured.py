@@ -30,9 +30,7 @@ QUESTION = [{"role": "user", "content": "Describe Vienna as JSON."}]
 def llm() -> Iterator[LLM]:
     llm = LLM("smollm2", dtype="float32", num_blocks=256, max_model_len=512, cpu_threads=1)
     yield llm
-    core = llm.llm_engine.core
-    assert core.gate is not None
-    core.gate._grammars.close()
+    llm.llm_engine.core.gate._grammars.close()
 
 
 def test_schemas_choices_and_expressions_in_one_batch_with_a_free_neighbour(llm: LLM) -> None:

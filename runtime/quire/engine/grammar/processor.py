@@ -1,7 +1,8 @@
 """The logits processor of structured outputs: forbids every token with which the text could not go on.
 
-Masks are asked for before the forward pass (`prepare`) and fetched after it (`apply`), so that they are computed meanwhile.
-A row's session with its worker is in `row.scratch`; where there is none (a copy of a sequence) it begins anew.
+Masks are asked for before the forward pass (`prepare`) and fetched after it (`apply`), so that they are computed meanwhile. Nobody
+waits for a slow one: its row draws nothing in this step, and again in the next. A mask follows from the tokens it was asked for
+after, and stays with the row's session until there are more.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.engine.grammar import protocol as say
-from quire.engine.grammar.client import SESSION, Grammar, Grammars, Session
+from quire.engine.grammar.client import SESSION, Grammars
+from quire.engine.grammar.handle import Grammar, Session
+from quire.engine.results import LATER, Fault
+from quire.engine.sampling.processors import once
 from quire.request import SamplingParams
 
 if TYPE_CHECKING:
     from quire.engine.sampling import Row
+
+WAIT_S = 0.1
+"""A step waits so long for masks. One takes less than a millisecond, or up to some hundred where the grammar is ambiguous."""
 
 
 class GrammarProcessor:
@@ -26,64 +32,55 @@ class GrammarProcessor:
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._words = say.mask_words(grammars.settings.vocab_size)
-        self._asked: dict[int, tuple[Grammar, list[int]]] | None = None
 
     def wants(self, params: SamplingParams) -> bool:
         return params.structured_outputs is not None
 
     def prepare(self, rows: Rows[Row]) -> None:
-        """Have the masks of these rows computed; the next `apply` is about them, in the same order."""
-        self._discard()
-        asked: dict[int, tuple[Grammar, list[int]]] = {}
-        tokens: dict[int, list[say.Tokens]] = {}
-        for place, row in enumerate(rows):
+        """Have the masks of these rows computed, where they are not there or on their way."""
+        wanted: dict[Grammar, list[tuple[Session, list[int]]]] = {}
+        for row in rows:
             session = self._session(row)
-            grammar = session.grammar
-            asked.setdefault(id(grammar), (grammar, []))[1].append(place)
+            if session is None or session.failure is not None:
+                continue
             new = row.tokens[row.num_prompt + session.known :]
-            tokens.setdefault(id(grammar), []).append(say.Tokens(session.number, session.known, new))
-            session.known += len(new)
-        for key, (grammar, _) in asked.items():
-            grammar.ask(tokens[key])
-        self._asked = asked
+            if new or (session.mask is None and not session.asked):
+                wanted.setdefault(session.grammar, []).append((session, new))
+        self._grammars.ask(wanted)
 
-    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, str]:
+    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, Fault]:
         """Forbid what the grammars of `rows` do not allow, in logits [N, V] at rows `where`."""
-        if self._asked is None:
-            self.prepare(rows)
-        assert self._asked is not None
-        asked, self._asked = self._asked, None
-        masks = np.zeros((len(rows), self._words * 4), dtype=np.uint8)
-        order: list[int] = []
-        faults: dict[int, str] = {}
-        for grammar, places in asked.values():
-            part = masks[len(order) : len(order) + len(places)]
-            for at, fault in grammar.answer(part, self._grammars.limits).items():
-                faults[places[at]] = fault
-            order += places
-        index = torch.tensor([where[place] for place in order], device=logits.device)
-        allowed = unpack(torch.from_numpy(masks).to(logits.device), logits.shape[1])
-        logits[index] = logits.index_select(0, index).masked_fill_(~allowed, float("-inf"))
+        self.prepare(rows)
+        grammars = {self._grammars.of(row) for row in rows}
+        if not all(grammar.settled for grammar in grammars):  # made anew
+            self._grammars.poll()
+        self._grammars.collect(grammars, WAIT_S)
+        faults: dict[int, Fault] = {}
+        masks, masked = [], []
+        for place, row in enumerate(rows):
+            grammar, session = self._grammars.of(row), row.scratch.get(SESSION)
+            if grammar.failure is not None:
+                faults[place] = grammar.failure.fault(row.params)
+            elif session is not None and session.failure is not None:
+                faults[place] = session.failure.fault(row.params)
+                self._grammars.failed(session.failure.reason)
+            elif session is None or session.mask is None:
+                faults[place] = LATER
+            else:
+                masks.append(session.mask)
+                masked.append(where[place])
+        if masks:
+            index = torch.tensor(masked, device=logits.device)
+            allowed = unpack(torch.from_numpy(np.stack(masks)).to(logits.device), logits.shape[1])
+            logits[index] = logits.index_select(0, index).masked_fill_(~allowed, float("-inf"))
         return faults
 
-    def _discard(self) -> None:
-        """Read masks that nobody fetched, since the step that wanted them failed; or the next step would get them."""
-        for grammar, places in (self._asked or {}).values():
-            grammar.answer(np.zeros((len(places), self._words * 4), dtype=np.uint8), self._grammars.limits)
-        self._asked = None
-
-    def _session(self, row: Row) -> Session:
-        session: Session | None = row.scratch.get(SESSION)
-        if session is None or session.owner not in (None, id(row)):
-            if session is None:
-                assert row.params.structured_outputs is not None
-                grammar = self._grammars.get(row.params.structured_outputs)
-            else:
-                grammar = session.grammar
-            session = row.scratch[SESSION] = grammar.session()
-        session.owner = id(row)
-        return session
+    def _session(self, row: Row) -> Session | None:
+        """A row's own session; None while there is no grammar to have one with."""
+        grammar = self._grammars.of(row)
+        if not grammar.settled or grammar.failure is not None:
+            return None
+        return once(row, SESSION, lambda _: grammar.session())
 
 
 def unpack(masks: Tensor, vocab_size: int) -> Tensor:

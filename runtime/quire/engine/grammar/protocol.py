@@ -1,33 +1,44 @@
 """What engine, nursery and workers say to each other: msgpack frames on socket pairs, masks as raw bytes.
 
-To the nursery: `Settings` once, then one byte with a file descriptor for each worker. To a worker: `Compile`, then `Step`s.
-From a worker: `Compiled` or `Refused` (it ends after that), then for each step `Faults` and the masks of its rows in order,
-`mask_words(vocab_size)` little-endian 32-bit words a row.
+To the nursery: `Settings` once, then one byte with a file descriptor for each worker. From it: `ENDING` for each worker that did
+not end by itself. To a worker: `Compile`, then `Step`s. From a worker: `Compiled` or `Refused` (it ends after that), then for each
+step `Faults` and the masks of its rows in order, `mask_words(vocab_size)` little-endian 32-bit words a row.
 """
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 
-from quire.structured import Kind
+from quire.structured import Kind, Reason
+
+PATIENCE = 60
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a grammar may cost. CPU seconds are the worker's own and enforced by the kernel; wall seconds are how long the
-    engine waits for a worker that gets no CPU."""
+    """What a grammar may cost. CPU seconds are the worker's own and enforced by the kernel; where it gets less than a
+    PATIENCE-th of a CPU, the engine gives up."""
 
-    compile_cpu_s: float = 5.0
-    compile_wall_s: float = 300.0
-    mask_cpu_s: float = 0.5
+    compile_cpu_s: float
+    mask_cpu_s: float
     """One token of one sequence."""
-    mask_wall_s: float = 10.0
-    """All masks of one step."""
-    mean_cpu_s: float = 0.02
+    mean_cpu_s: float
     """A token on average; a sequence may be `mask_cpu_s` ahead of it."""
-    memory_bytes: int = 1 << 30
-    num_compiling: int = 2
-    num_grammars: int = 64
-    """Compiled grammars that are kept for later requests."""
+    memory_bytes: int
+    num_compiling: int
+    num_grammars: int
+    """Workers that live at once: those of requests, and those kept for later ones."""
+    spec_bytes: int
+
+    @property
+    def compile_wall_s(self) -> float:
+        return PATIENCE * self.compile_cpu_s
+
+    @property
+    def mask_wall_s(self) -> float:
+        """All masks of one step."""
+        return PATIENCE * self.mask_cpu_s
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +64,10 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Why there is no grammar. lasting: that will not change, so the answer may be remembered."""
+    """Why there is no grammar."""
 
     message: str
-    lasting: bool = True
+    reason: Reason
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +95,11 @@ def mask_words(vocab_size: int) -> int:
     """32-bit words of one mask."""
     return (vocab_size + 31) // 32
 
+
+ENDING = struct.Struct("<Ii")
+"""The number of a worker, counted from 1 as they were asked for, and its exit code; negative: the signal that ended it."""
+OUT_OF_MEMORY, CRASHED, NOT_BORN = 3, 4, 5
+"""Exit codes: the grammar needs more memory than it may; the library failed on it; there was no process for it."""
 
 encoder = msgspec.msgpack.Encoder()
 settings_decoder = msgspec.msgpack.Decoder(Settings)

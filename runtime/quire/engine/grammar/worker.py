@@ -1,7 +1,7 @@
 """The nursery and the workers: `python -m quire.engine.grammar.worker FD`, started by `client.Grammars` only.
 
-The nursery reads the tokenizer, then forks one worker for each grammar, and ends when the engine is gone. It has one thread
-and never compiles anything, so a fork of it is sound. A worker compiles, then turns tokens into masks. It sets an alarm of
+The nursery reads the tokenizer, then forks one worker for each grammar, tells how those ended that did not end by themselves, and
+ends when the engine is gone. It has one thread and never compiles anything, so a fork of it is sound. A worker compiles, then turns tokens into masks. It sets an alarm of
 the kernel on its own CPU time before each piece of work: where that goes off it simply ends, in whatever code it is. Memory is
 limited the same way. The engine sees its socket close.
 """
@@ -9,8 +9,10 @@ limited the same way. The engine sees its socket close.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -18,10 +20,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from quire.engine.grammar import protocol as say
 from quire.errors import QuireError
+from quire.structured import Reason
 
 if TYPE_CHECKING:
     import llguidance
@@ -59,18 +62,55 @@ class Nursery:
 
     def raise_workers(self, control: socket.socket) -> None:
         """Fork a worker for each socket that comes, until the engine is gone."""
-        while True:
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # for the pipe's sake
+        numbers: dict[int, int] = {}
+        for number in itertools.count(1):
+            while control.fileno() not in select.select([control.fileno(), woken], [], [])[0]:
+                os.read(woken, 4096)
+                _bury(control, numbers)
             data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             if not data:
                 return
-            if os.fork() == 0:
-                control.close()
-                _hush()
-                try:
-                    Worker(self, Connection(descriptors[0])).run()
-                finally:
-                    os._exit(0)
+            try:
+                pid = os.fork()
+            except OSError:
+                control.sendall(say.ENDING.pack(number, say.NOT_BORN))
+            else:
+                if pid == 0:
+                    for descriptor in (control.detach(), woken, wake):
+                        os.close(descriptor)
+                    _work(self, descriptors[0])
+                numbers[pid] = number
             os.close(descriptors[0])
+
+
+def _bury(control: socket.socket, numbers: dict[int, int]) -> None:
+    """Tell how the workers ended that did not end by themselves."""
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = found
+            if code := os.waitstatus_to_exitcode(status):
+                control.sendall(say.ENDING.pack(numbers[pid], code))
+            del numbers[pid]
+
+
+def _work(nursery: Nursery, descriptor: int) -> NoReturn:
+    """Be a worker, in a process just forked."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _hush()
+    _first_to_go()
+    code = say.CRASHED
+    try:
+        Worker(nursery, Connection(descriptor)).run()
+        code = 0
+    except MemoryError:
+        code = say.OUT_OF_MEMORY
+    finally:
+        os._exit(code)
 
 
 @dataclass
@@ -101,7 +141,8 @@ class Worker:
     def _compile(self, request: say.Compile) -> llguidance.LLMatcher | None:
         nursery = self._nursery
         if nursery.tokens is None or nursery.eos_token_ids is None:
-            self._send(say.Refused(nursery.failure or "structured outputs are not available", lasting=False))
+            message = nursery.failure or "structured outputs are not available"
+            self._send(say.Refused(message, Reason.UNAVAILABLE))
             return None
         from quire.engine.grammar.library import GrammarError, compile_grammar
 
@@ -110,7 +151,7 @@ class Worker:
             with _alarm(self._limits.compile_cpu_s):
                 root = compile_grammar(nursery.tokens, request)
         except GrammarError as exc:
-            self._send(say.Refused(str(exc)))
+            self._send(say.Refused(str(exc), Reason.INVALID))
             return None
         self._send(say.Compiled(nursery.eos_token_ids, root.get_grammar_warnings()))
         return root
@@ -150,7 +191,7 @@ class Worker:
         if session.spent_s > limits.mask_cpu_s + limits.mean_cpu_s * session.num_tokens:
             mean_ms = session.spent_s * 1e3 / max(session.num_tokens, 1)
             raise _RowError(
-                f"the grammar is too complex: it needs {mean_ms:.0f} ms of CPU a token, {limits.mean_cpu_s * 1e3:.0f} are allowed"
+                f"the grammar is too complex: it needs {mean_ms:.3g} ms of CPU a token, {limits.mean_cpu_s * 1e3:g} are allowed"
             )
         return mask
 
@@ -181,6 +222,12 @@ def _limit_memory(more_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + more_bytes, hard))
 
 
+def _first_to_go() -> None:
+    """Where memory runs out, the kernel ends a worker and not the engine."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+
+
 def _hush() -> None:
     """A panic of the library is an answer to the user; its text on standard error would be the user's in our log."""
     null = os.open(os.devnull, os.O_WRONLY)
@@ -191,13 +238,13 @@ def _hush() -> None:
 def main(arguments: list[str]) -> int:
     """Be the nursery on the inherited socket whose descriptor is given."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle; we end when the engine does
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # an alarm is no crash
     control = socket.socket(fileno=int(arguments[0]))
     length = int.from_bytes(_exactly(control, 4))
     nursery = Nursery(say.settings_decoder.decode(_exactly(control, length)))
     nursery.prepare()
-    nursery.raise_workers(control)
+    with contextlib.suppress(ConnectionError):  # the engine is gone
+        nursery.raise_workers(control)
     return 0
 
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.engine.results import Fault
 from quire.engine.sampling.pipeline import Row
 from quire.request import SamplingParams
 
@@ -18,7 +19,7 @@ class Penalties:
     def wants(self, params: SamplingParams) -> bool:
         return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
-    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, str]:
+    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, Fault]:
         seen = [_seen(row) for row in rows]
         lengths = [len(one.ids) for one in seen]
         vocab, device = logits.shape[1], logits.device

@@ -8,12 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from quire.engine.results import NO_TOKEN, Extras, StepResult
+from quire.engine.results import LATER, NO_TOKEN, NOT_YET, Extras, Fault, StepResult
 from quire.engine.sampling.draw import draw
 from quire.engine.sampling.logprobs import token_logprobs
 from quire.request import SamplingParams
-
-NOTHING_ALLOWED = "no token is allowed: allowed_token_ids, bad_words, min_tokens, logit_bias or the structured output exclude all of them"
 
 
 class Row(Protocol):
@@ -40,8 +38,8 @@ class LogitsProcessor(Protocol):
         """Whether requests with these parameters pass through it."""
         ...
 
-    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, str]:
-        """Change logits [N, V] float32 in place at rows `where`. What went wrong for which row, by place in `rows`."""
+    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, Fault]:
+        """Change logits [N, V] float32 in place at rows `where`. What went wrong for which row, or LATER, by place in `rows`."""
         ...
 
 
@@ -73,7 +71,7 @@ class Sampler:
     @torch.inference_mode()
     def __call__(self, logits: Tensor, rows: Rows[Row]) -> StepResult:
         """Token ids for logits [R, V], one per row; NO_TOKEN where the row's largest logit is not a finite number, or
-        where a processor failed or left nothing to draw (then `extras.errors` says so)."""
+        where a processor failed or left nothing to draw (then `extras.errors` says so); NOT_YET where one is not done."""
         best, likeliest = logits.max(dim=-1)
         chosen = torch.where(torch.isfinite(best), likeliest, NO_TOKEN)
         extras = Extras()
@@ -90,7 +88,7 @@ class Sampler:
         for places, part in parts:
             index = _index(places, logits)
             picked = draw(part, [rows[i] for i in places])
-            chosen[index] = torch.where(chosen[index] == NO_TOKEN, NO_TOKEN, picked)
+            chosen[index] = torch.where(chosen[index] < 0, chosen[index], picked)
         tokens: list[int] = chosen.tolist()
         self._add_logprobs(logits, tokens, rows, extras)
         return StepResult(tokens, extras)
@@ -98,7 +96,7 @@ class Sampler:
     @staticmethod
     def _add_logprobs(logits: Tensor, tokens: list[int], rows: Rows[Row], extras: Extras) -> None:
         asked = [(i, top) for i, row in enumerate(rows) if (top := row.params.logprobs) is not None]
-        asked = [(i, top) for i, top in asked if tokens[i] != NO_TOKEN]
+        asked = [(i, top) for i, top in asked if tokens[i] >= 0]
         if asked:
             places, tops = [i for i, _ in asked], [top for _, top in asked]
             own = logits if len(places) == len(rows) else logits.index_select(0, _index(places, logits))
@@ -131,7 +129,7 @@ class Sampler:
         extras: Extras,
     ) -> Tensor:
         """Apply the processors to logits [N, V] of the rows `changed`; the likeliest tokens [N] after that."""
-        faults: dict[int, str] = {}
+        faults: dict[int, Fault] = {}
         for processor in sorted(wanting):
             where = wanting[processor]
             found = self._processors[processor].apply(own, where, [rows[changed[place]] for place in where])
@@ -144,11 +142,32 @@ class Sampler:
                 chosen[_index(changed, own)] != NO_TOKEN
             )  # else the model is at fault, not what the request asked for
             for place in (~finite & sound).nonzero().flatten().tolist():
-                faults.setdefault(place, NOTHING_ALLOWED)
+                if faults.get(place, LATER) is LATER:
+                    faults[place] = nothing_allowed(rows[changed[place]].params)
         for place, fault in faults.items():
+            if fault is LATER:
+                likeliest[place] = NOT_YET
+                continue
             extras.errors[changed[place]] = fault
             likeliest[place] = NO_TOKEN
         return torch.where(finite, likeliest, NO_TOKEN)
+
+
+def nothing_allowed(params: SamplingParams) -> Fault:
+    """That no token is left to draw; the request's fault where a field of it forbids tokens."""
+    output = params.structured_outputs
+    asked = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_words_token_ids),
+        "min_tokens": params.min_tokens > 0,
+        "logit_bias": bool(params.logit_bias),
+        "" if output is None else output.param: output is not None,
+    }
+    fields = [name for name, there in asked.items() if there]
+    if not fields:
+        return Fault("no token is allowed: a logits processor excludes all of them")
+    verb = "exclude" if len(fields) > 1 else "excludes"
+    return Fault(f"no token is allowed: {' and '.join(fields)} {verb} all of them", fields[-1])
 
 
 def _index(rows: list[int], like: Tensor) -> Tensor:

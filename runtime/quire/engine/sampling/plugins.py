@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from quire.engine.results import Fault
 from quire.engine.sampling.pipeline import Row
 from quire.errors import ConfigError
 from quire.request import SamplingParams
@@ -49,14 +50,14 @@ class Custom:
             _log.warning("the logits processor %s could not say whether it wants a request", self.name, exc_info=True)
             return True  # a request must not go without it unnoticed
 
-    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, str]:
-        faults: dict[int, str] = {}
+    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, Fault]:
+        faults: dict[int, Fault] = {}
         for i, (place, row) in enumerate(zip(where, rows, strict=True)):
             try:
                 logits[place] = self._one(logits[place].clone(), row)
             except Exception as exc:  # noqa: BLE001 - somebody else's code
                 first = (str(exc).strip().splitlines() or [""])[0][:200]
-                faults[i] = f"the logits processor {self.name} failed: {type(exc).__name__}: {first}"
+                faults[i] = Fault(f"the logits processor {self.name} failed: {type(exc).__name__}: {first}")
         return faults
 
     def _one(self, logits: Tensor, row: Row) -> Tensor:

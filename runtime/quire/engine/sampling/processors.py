@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.engine.results import Fault
 from quire.engine.sampling.penalties import Penalties
 from quire.engine.sampling.pipeline import LogitsProcessor, Row
 from quire.request import SamplingParams
@@ -55,7 +56,7 @@ class AllowedTokens:
     def wants(self, params: SamplingParams) -> bool:
         return params.allowed_token_ids is not None
 
-    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, str]:
+    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, Fault]:
         ids = [once(row, "allowed", _allowed) for row in rows]
         index, flat = flat_index(logits, where, ids), logits.view(-1)
         kept = flat[index]
@@ -70,7 +71,7 @@ class BadWords:
     def wants(self, params: SamplingParams) -> bool:
         return bool(params.bad_words_token_ids)
 
-    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, str]:
+    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, Fault]:
         ids = [_array(list(once(row, "bad_words", _Words).completing(row))) for row in rows]
         logits.view(-1)[flat_index(logits, where, ids)] = _FORBIDDEN
         return {}
@@ -103,7 +104,7 @@ class MinTokens:
     def wants(self, params: SamplingParams) -> bool:
         return params.min_tokens > 0
 
-    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, str]:
+    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, Fault]:
         early = [i for i, row in enumerate(rows) if row.num_generated < row.params.min_tokens and row.stop_ids]
         if early:
             known = [once(rows[i], "stop_ids", _stop_ids) for i in early]
@@ -118,7 +119,7 @@ class LogitBias:
     def wants(self, params: SamplingParams) -> bool:
         return bool(params.logit_bias)
 
-    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, str]:
+    def apply(self, logits: Tensor, where: list[int], rows: list[Row]) -> dict[int, Fault]:
         biases = [once(row, "bias", _biases) for row in rows]
         index = flat_index(logits, where, [ids for ids, _ in biases])
         logits.view(-1)[index] += torch.from_numpy(np.concatenate([added for _, added in biases])).to(logits.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 
 from quire.engine.core import EngineCore
 from quire.request import FinishReason
-from quire.text import Tokenizer, load_tokenizer
+from quire.text import Tokenizer
 from quire_testing.cores import make_core
-from quire_testing.structured import assert_valid, grammars_of, params, run, text_of, write_model
+from quire_testing.structured import assert_valid, grammars_of, params, run, text_of
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -33,18 +34,10 @@ PROMPT = list(range(5, 35))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Tokenizer:
-    return load_tokenizer(folder)
-
-
-@pytest.fixture(scope="module")
-def core(folder: Path) -> EngineCore:
-    return make_core(folder)
+def core(folder: Path) -> Iterator[EngineCore]:
+    core = make_core(folder)
+    yield core
+    grammars_of(core).close()
 
 
 def test_sampled_answers_satisfy_the_schema_and_neighbours_are_not_touched(
@@ -147,12 +140,13 @@ def test_a_grammar_is_compiled_once_and_kept_within_bounds(folder: Path, tokeniz
     grammars = grammars_of(core)
     [first] = grammars._kept.values()
     assert first._num_sessions == 3
+    key, link = first.output.key, weakref.ref(first._worker.link)  # type: ignore[union-attr]
+    del first
     run(core, {str(i): (PROMPT, params(choice=[str(i)])) for i in range(grammars.limits.num_grammars + 3)})
     assert len(grammars._kept) == grammars.limits.num_grammars
-    assert first.output.key not in grammars._kept
-    link = weakref.ref(first._connection)
-    del first
+    assert key not in grammars._kept
     assert link() is None, "its worker ends with the last holder"
+    grammars.close()
 
 
 def test_a_worker_forgets_what_has_ended(core: EngineCore) -> None:
@@ -160,7 +154,7 @@ def test_a_worker_forgets_what_has_ended(core: EngineCore) -> None:
     grammar = grammars_of(core).get(params(regex="b{3}").structured_outputs)  # type: ignore[arg-type]
     assert sorted(grammar.ended) == [1, 2, 3, 4]
     run(core, {"next": (PROMPT, params(0, regex="b{3}"))})
-    assert grammar.ended == [5]
+    assert grammar.ended == [5], "the others were told"
 
 
 _VALUES = st.sampled_from(
@@ -199,4 +193,6 @@ def test_documents_of_random_schemas_are_valid(
     core: EngineCore, tokenizer: Tokenizer, schema: dict[str, Any], seed: int, temperature: float
 ) -> None:
     [answer] = run(core, {"a": (PROMPT, params(seed, 450, temperature=temperature, json=schema))}).values()
+    if answer.reason is FinishReason.LENGTH:  # a random model may indent every line by 32 spaces
+        return
     assert_valid(text_of(answer, tokenizer), schema)

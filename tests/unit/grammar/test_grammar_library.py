@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from multiprocessing import Pipe
 from typing import Any
 
 import llguidance
 import pytest
 
 from quire.engine.grammar import library
-from quire.engine.grammar.protocol import Compile, mask_words
+from quire.engine.grammar.protocol import Compile, Limits, Settings, Step, Tokens, faults_decoder, mask_words
+from quire.engine.grammar.worker import Nursery, Worker
 from quire.text import Tokenizer, load_tokenizer
 from tiny_text import VOCAB_SIZE, write_tokenizer
 
@@ -79,6 +81,33 @@ def test_a_mask_has_a_bit_for_every_id_and_allows_no_id_that_is_no_token(
     assert set(tokenizer.eos_ids) <= allowed, "an empty text may end"
     assert allowed - set(tokenizer.eos_ids) <= set(range(3, len(tokenizer)))
     assert set(tokenizer.encode_text("hello")) <= allowed
+
+
+def test_a_worker_keeps_what_it_was_told_of_a_sequence_until_that_has_ended(
+    tokens: llguidance.LLTokenizer, tokenizer: Tokenizer
+) -> None:
+    limits = Limits(
+        compile_cpu_s=1, mask_cpu_s=9, mean_cpu_s=9, memory_bytes=1, num_compiling=1, num_grammars=1, spec_bytes=1
+    )
+    settings = Settings(tokenizer="", revision="", vocab_size=VOCAB_SIZE, eos_token_ids=[], limits=limits)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        worker = Worker(Nursery(settings, tokens, [*tokenizer.eos_ids]), theirs)
+        root = library.compile_grammar(tokens, Compile("choice", '["ab","cd"]'))
+        first, second = (tokenizer.encode_text(text) for text in ("a", "b"))
+
+        def ask(rows: list[Tokens], ended: list[int]) -> tuple[dict[int, str], set[int]]:
+            worker._step(Step(rows, ended), root)
+            faults = faults_decoder.decode(ours.recv_bytes()).by_place
+            mask = ours.recv_bytes()[: mask_words(VOCAB_SIZE) * 4]
+            return faults, {i for i in range(VOCAB_SIZE) if mask[i // 8] >> i % 8 & 1}
+
+        assert ask([Tokens(1, 0, first), Tokens(2, 0, [])], [])[1] == set(second)
+        faults, allowed = ask([Tokens(1, 1, second)], [])
+        assert (faults, allowed) == ({}, set(tokenizer.eos_ids))
+        assert list(worker._sessions) == [1, 2]
+        assert ask([Tokens(2, 1, [])], [1])[0] == {0: "1 tokens should be known, but 0 are"}
+        assert list(worker._sessions) == [2]
 
 
 def test_true_is_any_value_and_false_none(tokens: llguidance.LLTokenizer, tokenizer: Tokenizer) -> None:

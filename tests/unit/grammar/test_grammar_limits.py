@@ -1,0 +1,157 @@
+"""What a grammar may cost comes from flags, and what it cost is told in figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config import EngineConfig
+from quire.engine.core import EngineCore
+from quire.engine.grammar.limits import limits_of
+from quire.engine.host import HostMemory
+from quire.errors import ConfigError
+from quire.metrics import EngineMetrics
+from quire.request import EngineReady, FinishReason, GrammarStats
+from quire_testing.cores import make_core
+from quire_testing.structured import AMBIGUOUS, Answer, add, grammars_of, params, run
+
+PROMPT = list(range(5, 35))
+MIB = 1 << 20
+
+
+def limits(available_mib: int = 8192, **fields: Any) -> Any:
+    memory = HostMemory(available=available_mib * MIB, limited=True, limit=available_mib * MIB)
+    return limits_of(EngineConfig(**fields), memory)
+
+
+@pytest.mark.parametrize(("available_mib", "expected_mib"), [(100, 128), (1600, 200), (8192, 1024), (1 << 20, 1024)])
+def test_the_default_memory_follows_what_there_is(available_mib: int, expected_mib: int) -> None:
+    assert limits(available_mib).memory_bytes == expected_mib * MIB
+
+
+def test_flags_become_limits() -> None:
+    found = limits(
+        max_grammars=3,
+        max_compiling_grammars=4,
+        max_grammar_size="5Ki",
+        grammar_memory="64Mi",
+        grammar_compile_timeout=7.0,
+        grammar_token_timeout=0.25,
+        grammar_mean_token_time=0.125,
+    )
+    assert (found.num_grammars, found.num_compiling, found.spec_bytes, found.memory_bytes) == (3, 4, 5120, 64 * MIB)
+    assert (found.compile_cpu_s, found.mask_cpu_s, found.mean_cpu_s) == (7.0, 0.25, 0.125)
+    assert (found.compile_wall_s, found.mask_wall_s) == (420.0, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("max_grammar_size", "2Mi", "--max-grammar-size must be between 1 and 1Mi, got 2Mi"),
+        ("max_grammar_size", "0", "--max-grammar-size must be between 1 and 1Mi, got 0"),
+        ("grammar_memory", "1Mi", "--grammar-memory must be at least 16Mi, got 1Mi"),
+    ],
+)
+def test_a_size_out_of_bounds_is_refused_with_the_flag(field: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        limits(**{field: value})
+
+
+@pytest.fixture(scope="module")
+def core(folder: Path) -> Iterator[EngineCore]:
+    core = make_core(folder, max_grammar_size="100", grammar_memory="64Mi", max_compiling_grammars=1)
+    yield core
+    grammars_of(core).close()
+
+
+def test_a_grammar_beyond_the_size_is_refused_with_the_flag(core: EngineCore) -> None:
+    fits, large = params(0, 3, regex="[ab]" * 25), params(0, 3, regex="ä" * 51)
+    answers = run(core, {"fits": (PROMPT, fits), "large": (PROMPT, large)})
+    assert answers["fits"].error is None
+    assert answers["large"].error == "structured_outputs: it must be at most 100 bytes (--max-grammar-size)"
+    assert (answers["large"].error_param, answers["large"].reason) == ("structured_outputs", FinishReason.ERROR)
+
+
+def test_a_grammar_beyond_the_memory_is_refused_with_the_number(core: EngineCore) -> None:
+    [answer] = run(core, {"a": (PROMPT, params(regex="a{1000000}"))}).values()
+    assert "takes more than 64 MiB of memory" in (answer.error or "")
+
+
+def test_what_is_slow_on_average_is_refused_with_both_numbers(folder: Path) -> None:
+    core = make_core(folder, grammar_token_timeout=0.5, grammar_mean_token_time=0.0005, max_model_len=512)
+    given = params(1, 400, grammar=AMBIGUOUS)
+    given.min_tokens = 400
+    [answer] = run(core, {"a": (PROMPT, given)}).values()
+    assert re.search(r"too complex: it needs [\d.]+ ms of CPU a token, 0.5 are allowed", answer.error or "")
+    assert answer.error_param == "structured_outputs"
+    assert answer.token_ids
+    grammars_of(core).close()
+
+
+def test_no_more_are_compiled_at_once_than_allowed(core: EngineCore) -> None:
+    for index in range(3):
+        add(core, str(index), PROMPT, params(0, 3, regex=f"[ab]{{{index + 10}}}"))
+    answers: dict[str, Answer] = {}
+    at_once = set()
+    while core.has_work:
+        for delta in core.step().deltas:
+            answers[delta.request_id] = Answer(error=delta.error)
+        at_once.add(len(grammars_of(core)._compiling))
+    assert max(at_once) == 1
+    assert {answer.error for answer in answers.values()} == {None}
+
+
+def test_what_it_cost_is_reported_once(folder: Path) -> None:
+    core = make_core(folder)
+    assert core.stats().grammars == GrammarStats(num_live=0, num_compilations=0, failures={})
+    for name, fields in {"good": {"regex": "[ab]{5}"}, "bad": {"regex": "(["}}.items():
+        add(core, name, PROMPT, params(0, 9, **fields))
+    compile_s: list[float] = []
+    mask_s: list[float] = []
+    steps = 0
+    while core.has_work:
+        found = core.step().stats.grammars
+        assert found is not None
+        compile_s += found.compile_s
+        mask_s += found.mask_s
+        steps += bool(found.mask_s)
+    last = core.stats().grammars
+    assert last == GrammarStats(num_live=1, num_compilations=2, failures={"invalid": 1})
+    assert len(compile_s) == 2
+    assert all(0 < seconds < 60 for seconds in compile_s)
+    assert len(mask_s) == steps == 6
+    grammars_of(core).close()
+
+
+def page(metrics: EngineMetrics) -> str:
+    return metrics.exposition("")[0].decode()
+
+
+def test_the_metrics_of_grammars_begin_at_zero_and_follow() -> None:
+    metrics = EngineMetrics("m")
+    metrics.ready(EngineReady(max_model_len=8, num_blocks=2, block_size=16, vocab_size=9, info={}, startup_s={}), {})
+    for line in (
+        'quire_num_grammars{model_name="m"} 0.0',
+        'quire_grammar_compilations_total{model_name="m"} 0.0',
+        'quire_grammar_failures_total{model_name="m",reason="too_complex"} 0.0',
+        'quire_grammar_failures_total{model_name="m",reason="lost"} 0.0',
+        'quire_grammar_compile_seconds_count{model_name="m"} 0.0',
+        'quire_grammar_mask_seconds_count{model_name="m"} 0.0',
+    ):
+        assert line in page(metrics)
+    stats = GrammarStats(num_live=3, num_compilations=5, failures={"invalid": 2}, compile_s=[0.5, 1.5], mask_s=[0.25])
+    for _ in range(2):  # totals do not count twice, times do
+        metrics._step_grammars(stats)
+    for line in (
+        'quire_num_grammars{model_name="m"} 3.0',
+        'quire_grammar_compilations_total{model_name="m"} 5.0',
+        'quire_grammar_failures_total{model_name="m",reason="invalid"} 2.0',
+        'quire_grammar_compile_seconds_count{model_name="m"} 4.0',
+        'quire_grammar_compile_seconds_sum{model_name="m"} 4.0',
+        'quire_grammar_mask_seconds_sum{model_name="m"} 0.5',
+    ):
+        assert line in page(metrics)
