@@ -9,6 +9,6 @@ namespace quire {
 
 const Kernels kAvx2Kernels = {QUIRE_ISA::attend,       QUIRE_ISA::merge,    QUIRE_ISA::copy_row,
                     QUIRE_ISA::rms_norm_row, QUIRE_ISA::rope_row, QUIRE_ISA::silu_mul_row,
-                    QUIRE_ISA::gelu_tanh_mul_row, QUIRE_ISA::dequantize};
+                    QUIRE_ISA::gelu_tanh_mul_row, QUIRE_ISA::softcap_row, QUIRE_ISA::dequantize};
 
 }  // namespace quire

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "checks.h"
+#include "decoder_module.h"
 #include "dlpack.h"
 #include "isa.h"
 #include "packed_module.h"
@@ -186,4 +187,5 @@ NB_MODULE(_cpu, m) {
   m.def("gelu_tanh_mul", [](nb::handle gate_up, nb::handle out) { call_gated(gelu_tanh_mul, gate_up, out); });
   m.def("dequantize_gguf", &call_dequantize_gguf);
   bind_packed(m);
+  bind_decoder(m);
 }

@@ -15,16 +15,6 @@
 namespace quire {
 namespace {
 
-// Looking for work this long before parking hides the wake-up time between kernels of one step; longer would take the core
-// from torch's threads.
-constexpr int kSpins = 2000;
-
-void relax() {
-#if defined(QUIRE_X86)
-  __builtin_ia32_pause();
-#endif
-}
-
 class Pool {
  public:
   // Has fewer threads where the system gives no more of them (a limit on processes or on memory).

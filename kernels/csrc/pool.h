@@ -5,6 +5,16 @@
 
 namespace quire {
 
+// Looking for work this long before parking hides the wake-up time between kernels of one step; longer would take the core
+// from torch's threads.
+constexpr int kSpins = 2000;
+
+inline void relax() {
+#if defined(QUIRE_X86)
+  __builtin_ia32_pause();
+#endif
+}
+
 // The caller included. At first the number of CPUs this process may run on; fewer once the system has refused to start
 // that many, until set_num_threads asks for them again.
 int num_threads();

@@ -146,4 +146,10 @@ inline void gelu_tanh_mul_row(const void* gate, const void* up, void* out, DType
   gated_row<gelu_tanh>(gate, up, out, type, count);
 }
 
+inline void softcap_row(float* x, int64_t count, float cap) {
+  int64_t i = 0;
+  for (; i + W <= count; i += W) store(tanh(load(x + i) / splat(cap)) * splat(cap), x + i);
+  for (; i < count; ++i) x[i] = tanh(splat(x[i] / cap))[0] * cap;
+}
+
 }  // namespace quire::QUIRE_ISA

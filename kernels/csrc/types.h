@@ -86,6 +86,7 @@ struct Kernels {
   void (*rope_row)(void* head, DType type, const float* cos, const float* sin, int64_t half);
   void (*silu_mul_row)(const void* gate, const void* up, void* out, DType type, int64_t count);
   void (*gelu_tanh_mul_row)(const void* gate, const void* up, void* out, DType type, int64_t count);
+  void (*softcap_row)(float* x, int64_t count, float cap);  // cap * tanh(x / cap), in place
   void (*dequantize)(const uint8_t* raw, int ggml_type, int64_t blocks, void* out, DType out_type);
 };
 

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 from torch import Tensor
 
 def isa() -> str: ...
@@ -42,3 +44,20 @@ def pack_weight(weight: Tensor, format: str) -> PackedWeight: ...
 def pack_gguf(parts: list[tuple[Tensor, int, int, int]], cols: int) -> PackedWeight: ...
 def packed_linear(x: Tensor, packed: object, bias: Tensor | None, out: Tensor) -> None: ...
 def unpack_weight(packed: object, out: Tensor) -> None: ...
+
+class DecoderPlan:
+    def __init__(self, model: object) -> None: ...
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        query_start: Tensor,
+        context_lens: Tensor,
+        logit_rows: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        hidden: Tensor,
+    ) -> None: ...
+    def logits(self, hidden: Tensor, out: Tensor) -> None: ...

@@ -38,3 +38,32 @@ GGML_BLOCKS: dict[GgmlType, tuple[int, int]] = {
 
 PACKED_FORMATS = ("f32", "f16", "bf16", "q8", "q4")
 """What `pack_weight` makes."""
+
+_ROWS, _BLOCK = 16, 32
+_PACKED_BLOCK_BYTES: dict[GgmlType | str, int] = {
+    "q4": 20,
+    "q8": 34,
+    GgmlType.Q4_0: 18,
+    GgmlType.Q4_1: 20,
+    GgmlType.Q5_0: 34,
+    GgmlType.Q5_1: 36,
+    GgmlType.Q8_0: 34,
+    GgmlType.Q4_K: 20,
+    GgmlType.Q5_K: 36,
+    GgmlType.Q6_K: 36,
+}
+_PLAIN = {GgmlType.F32: "f32", GgmlType.F16: "f16", GgmlType.BF16: "bf16"}
+
+
+def packed_bytes(kind: GgmlType | str, rows: int, cols: int) -> int:
+    """Bytes of a weight [rows, cols] packed from blocks of a GGUF type or to one of PACKED_FORMATS, as csrc/packed.h lays it out."""
+    kind = _PLAIN.get(kind, kind) if isinstance(kind, GgmlType) else kind
+    if kind == "f32":
+        row = 4 * cols
+    elif kind == "f16":
+        row = 2 * cols
+    elif kind == "bf16":
+        row = 4 * -(-cols // 2)
+    else:
+        row = -(-cols // _BLOCK) * _PACKED_BLOCK_BYTES[kind]
+    return -(-rows // _ROWS) * _ROWS * row

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quire_kernels.dispatch import Kernels, PackedWeight, Selection, select
 from quire_kernels.errors import ArgumentError, KernelError, UnavailableError
-from quire_kernels.formats import GGML_BLOCKS, PACKED_FORMATS, GgmlType
+from quire_kernels.formats import GGML_BLOCKS, PACKED_FORMATS, GgmlType, packed_bytes
 
 __all__ = [
     "GGML_BLOCKS",
@@ -37,6 +37,7 @@ __all__ = [
     "num_threads",
     "pack_gguf",
     "pack_weight",
+    "packed_bytes",
     "packed_linear",
     "paged_attention",
     "rms_norm",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import quire_kernels
 from quire_kernels import ops
 
 
@@ -129,3 +134,16 @@ def random_blocks(kind: ops.GgmlType, blocks: int) -> np.ndarray:
         first = size - 2 if kind is ops.GgmlType.Q6_K else 0
         raw[:, first + 1 : first + 2 * halves : 2] &= 0xBF
     return raw
+
+
+def run_alone(program: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(Path(quire_kernels.__file__).parents[1]), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr

@@ -13,7 +13,7 @@ from quire.engine.host import HostMemory
 from quire.engine.sampling.logprobs import ROWS
 from quire.engine.sampling.restrict import SORTED_ROWS
 from quire.errors import ModelError
-from quire.models.executor import ModelFacts
+from quire.models.executor import Footprint, ModelFacts
 
 LIMIT_SHARE = 0.90
 """Of a container's limit, this much is planned; the rest is for the server process and for what is not counted."""
@@ -62,18 +62,20 @@ class MemoryPlan:
 def plan(
     facts: ModelFacts,
     config: EngineConfig,
+    footprint: Footprint,
     *,
-    dtype_bytes: int,
+    smaller: Footprint | None = None,
     kv_dtype_bytes: int,
     host: HostMemory,
     swap_host: HostMemory | None = None,
 ) -> MemoryPlan:
-    """host: the memory of the device. swap_host: that of the swap pool, where it is another.
+    """footprint: of the model; smaller: of the same in bfloat16, where that can be advised. host: the memory of the device.
+    swap_host: that of the swap pool, where it is another.
 
     Raises ModelError where the model, the pools or the wanted length does not fit, saying what would.
     """
-    weights = weights_bytes(facts, dtype_bytes)
-    activations = activation_bytes(facts, config, dtype_bytes)
+    weights = footprint.weights
+    activations = activation_bytes(facts, config, footprint)
     block_bytes = facts.kv_elements_per_token() * config.block_size * kv_dtype_bytes
     room = int(host.available * LIMIT_SHARE) - weights - activations
     wanted_len = min(config.max_model_len or facts.max_model_len, facts.max_model_len)
@@ -94,7 +96,15 @@ def plan(
             f"{config.model} does not fit the memory: {parts} = {_mib(weights + activations + rest)} are more than "
             f"{LIMIT_SHARE:.0%} of the {_mib(host.available)} that "
             + ("the container's limit leaves" if host.limited else "are free")
-            + _remedy(facts, config, host, dtype_bytes, -room + per_sequence * (block_bytes + block_tables))
+            + _remedy(
+                facts,
+                config,
+                host,
+                footprint,
+                smaller,
+                kv_dtype_bytes,
+                -room + per_sequence * (block_bytes + block_tables),
+            )
         )
     num_blocks = _num_blocks(config, block_bytes, room, host, most=config.max_num_seqs * per_sequence)
     tokens = num_blocks * config.block_size
@@ -120,25 +130,20 @@ def plan(
     )
 
 
-def weights_bytes(facts: ModelFacts, dtype_bytes: int) -> int:
-    """Weights as they lie in memory after loading."""
-    return facts.num_weights() * dtype_bytes
-
-
-def activation_bytes(facts: ModelFacts, config: EngineConfig, dtype_bytes: int) -> int:
+def activation_bytes(facts: ModelFacts, config: EngineConfig, footprint: Footprint) -> int:
     """The widest moment of a step of the full budget, and sampling."""
-    step = config.max_num_batched_tokens * facts.activations_per_token() * dtype_bytes
-    return step + sampling_bytes(facts, config, dtype_bytes)
+    step = config.max_num_batched_tokens * footprint.activations_per_token
+    return step + sampling_bytes(facts, config, footprint.logit)
 
 
-def sampling_bytes(facts: ModelFacts, config: EngineConfig, dtype_bytes: int) -> int:
+def sampling_bytes(facts: ModelFacts, config: EngineConfig, logit_bytes: int) -> int:
     """Logits, and what is made of them: up to four float32 copies, and eight words for each of the few rows that are sorted.
 
     Rows are as many as sequences, whatever the budget (siblings draw from one row of it), or those of a prompt whose log
     probabilities are wanted.
     """
     rows = max(config.max_num_seqs, ROWS)
-    return facts.vocab_size * (rows * (dtype_bytes + 4 * 4) + SORTED_ROWS * 8 * 4)
+    return facts.vocab_size * (rows * (logit_bytes + 4 * 4) + SORTED_ROWS * 8 * 4)
 
 
 def _num_swap_blocks(config: EngineConfig, block_bytes: int, room: int, apart: HostMemory | None) -> int:
@@ -191,20 +196,28 @@ def _and_swap(config: EngineConfig) -> str:
     return "" if config.swap_space is None else f" and --swap-space {config.swap_space}"
 
 
-def _remedy(facts: ModelFacts, config: EngineConfig, host: HostMemory, dtype_bytes: int, missing: int) -> str:
+def _remedy(
+    facts: ModelFacts,
+    config: EngineConfig,
+    host: HostMemory,
+    footprint: Footprint,
+    smaller: Footprint | None,
+    kv_dtype_bytes: int,
+    missing: int,
+) -> str:
     """What would make it fit: a smaller step if that is enough, a smaller type, more memory (for a full-length request)."""
-    room = int(host.available * LIMIT_SHARE) - weights_bytes(facts, dtype_bytes)
+    usable = int(host.available * LIMIT_SHARE)
     budget = config.max_num_batched_tokens
     while (budget := budget // 2) >= LEAST_BUDGET:
-        smaller = config.model_copy(
+        reduced = config.model_copy(
             update={"max_num_batched_tokens": budget, "max_num_seqs": min(config.max_num_seqs, budget)}
         )
-        spare = room - activation_bytes(facts, smaller, dtype_bytes)
-        per_token = facts.kv_elements_per_token() * dtype_bytes + facts.table_elements_per_position() * 4
+        spare = usable - footprint.weights - activation_bytes(facts, reduced, footprint)
+        per_token = facts.kv_elements_per_token() * kv_dtype_bytes + facts.table_elements_per_position() * 4
         if spare >= budget * per_token:
             return f"; --max-num-batched-tokens {budget} fits"
     more = f"{'raise the limit' if host.limited else 'free memory'} to {_mib(_target(host, missing))}"
-    half = weights_bytes(facts, 2) < int(host.available * LIMIT_SHARE) and dtype_bytes > 2
+    half = smaller is not None and smaller.weights < min(usable, footprint.weights)
     return f"; {more}" + (", or try --dtype bfloat16" if half else ", or take a smaller model")
 
 

@@ -36,11 +36,10 @@ from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.swap import SwapSpace
 from quire.models import loader
 from quire.models.executor import allocate_kv_pool
+from quire.models.precision import DTYPES, Precision
 from quire.models.source import resolve
 from quire.request import AddRequest, EngineReady, SamplingParams
 from quire_kernels import ops
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _log = logging.getLogger(__name__)
 
@@ -79,13 +78,14 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         if model.notice:
             _log.warning("%s", model.notice)
         description = model.description
-        dtype = DTYPES[_dtype(config, device, description.checkpoint_dtype)]
-        kv_dtype = dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
+        precision = model.precision(device) if config.dtype == "auto" else Precision.of(DTYPES[config.dtype])
+        kv_dtype = precision.kv_dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
         _check_length(config, description.max_model_len)
         memory = plan(
             description,
             config,
-            dtype_bytes=dtype.itemsize,
+            model.footprint(precision, device),
+            smaller=model.footprint(Precision.of(torch.bfloat16), device),
             kv_dtype_bytes=kv_dtype.itemsize,
             host=_available(device, config),
             swap_host=None if device.type == "cpu" else host.memory(),
@@ -93,7 +93,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         _log.info("%s", memory)
         _announce_length(config, description.max_model_len, memory)
     with stages.stage("weights"):
-        executor = loader.load(model, dtype, device, memory.max_model_len)
+        executor = model.load(precision, device, memory.max_model_len)
     with stages.stage("kv_pool"):
         pool = allocate_kv_pool(description, memory.num_blocks, config.block_size, kv_dtype, device)
         swap_pool = None
@@ -148,9 +148,10 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         info={
             "version": __version__,
             "device": device.type,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(precision.dtype).removeprefix("torch."),
             "model_impl": model.implementation,
-            "quantization": description.quantization,
+            "executor": executor.name,
+            "quantization": description.quantization if precision.stored else "none",
             "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
             "block_size": str(config.block_size),
             "num_blocks": str(memory.num_blocks),
@@ -169,21 +170,6 @@ def _device(config: EngineConfig) -> torch.device:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu, or a torch built for CUDA")
     return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def _dtype(config: EngineConfig, device: torch.device, checkpoint: str) -> str:
-    """`auto` on a CPU is bfloat16 only where the CPU multiplies it natively; without that it is slower than float32."""
-    if config.dtype != "auto":
-        return config.dtype
-    if device.type == "cpu":
-        return "bfloat16" if native_bfloat16() else "float32"
-    return checkpoint if checkpoint in ("bfloat16", "float16") else "bfloat16"
-
-
-def native_bfloat16() -> bool:
-    """True where the CPU has bfloat16 dot products (AVX512_BF16 or AMX)."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16", "amx_tile"))
 
 
 def _available(device: torch.device, config: EngineConfig) -> host.HostMemory:

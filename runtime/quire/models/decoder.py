@@ -15,7 +15,7 @@ from torch.nn import functional
 from quire.models import experts
 from quire.models.attention import Attention
 from quire.models.description import DecoderDescription, Rope
-from quire.models.executor import Batch, KVPool
+from quire.models.executor import Batch, Footprint, KVPool
 from quire.models.experts import Experts
 from quire.models.linear import pack
 from quire.models.mlp import GatedMLP
@@ -29,6 +29,18 @@ STACKED: dict[str, tuple[str, ...]] = {
     "gate_up_bias": ("gate_bias", "up_bias"),
 }
 """Stored matrix to the parameters whose rows it stacks; every other parameter is stored as it is."""
+
+
+def footprint(d: DecoderDescription, dtype: torch.dtype) -> Footprint:
+    """What a `Decoder` holds. A tied head packed for the CPU is a second copy of the embedding."""
+    weights = d.num_parameters() + (d.vocab_size * d.hidden_size if d.tie_embeddings else 0)
+    activations = 3 * d.hidden_size + 2 * d.q_size + 2 * d.kv_size
+    if d.num_experts:
+        each = 3 * d.intermediate_size + 3 * d.hidden_size  # its row sorted in, its answer sorted and back
+        activations += 2 * d.num_experts + d.experts_per_token * each
+    else:
+        activations += 3 * d.intermediate_size
+    return Footprint(weights * dtype.itemsize, activations * dtype.itemsize, dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,8 @@ class Decoder:
 
     Use: create, fill the tensors of `targets()` (a loader does), call `finish()`, then `forward` at will.
     """
+
+    name = "torch"
 
     def __init__(self, description: DecoderDescription, dtype: torch.dtype, device: torch.device) -> None:
         self.description = description

@@ -164,18 +164,6 @@ class DecoderDescription:
     def num_parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.parameters().values())
 
-    def num_weights(self) -> int:
-        """Numbers in memory once loaded; a tied head packed for the CPU is a second copy of the embedding."""
-        return self.num_parameters() + (self.vocab_size * self.hidden_size if self.tie_embeddings else 0)
-
-    def activations_per_token(self) -> int:
-        """Numbers alive in the widest moment of a step, for one token of the batch; logits not counted."""
-        attention = 3 * self.hidden_size + 2 * self.q_size + 2 * self.kv_size
-        if not self.num_experts:
-            return attention + 3 * self.intermediate_size
-        each = 3 * self.intermediate_size + 3 * self.hidden_size  # its row sorted in, its answer sorted and back
-        return attention + 2 * self.num_experts + self.experts_per_token * each
-
     def kv_elements_per_token(self) -> int:
         """Numbers the KV cache holds for one token, over all layers, keys and values together."""
         return 2 * self.num_layers * self.kv_size

@@ -76,14 +76,6 @@ class ModelFacts(Protocol):
         """`none`, or how the stored weights are packed."""
         ...
 
-    def num_weights(self) -> int:
-        """Numbers in memory once the model is loaded, second copies included."""
-        ...
-
-    def activations_per_token(self) -> int:
-        """Numbers alive in the widest moment of a step, for one token of the batch; logits not counted."""
-        ...
-
     def kv_elements_per_token(self) -> int:
         """Numbers the KV cache holds for one token, over all layers, keys and values together."""
         ...
@@ -93,14 +85,31 @@ class ModelFacts(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of a loaded model: all weights, second copies included; the widest moment of a step, for one token of the batch,
+    logits not counted; and one logit."""
+
+    weights: int
+    activations_per_token: int
+    logit: int
+
+
 class Executor(Protocol):
     """A model with its weights on a device."""
+
+    @property
+    def name(self) -> str:
+        """What computes, for `/metrics`."""
+        ...
 
     @property
     def device(self) -> torch.device: ...
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """Of hidden states."""
+        ...
 
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
         """Hidden states [R, H] of the rows asked for, after the last norm; writes the batch's keys and values.
@@ -111,7 +120,7 @@ class Executor(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [R, vocab] of hidden states [R, H], in the model's type. Apart from `forward`, because the log probabilities of
+        """Logits [R, vocab] of hidden states [R, H], float32 or in the model's type. Apart from `forward`, because the log probabilities of
         a prompt need them for every position and are made a few rows at a time."""
         ...
 

@@ -13,12 +13,15 @@ import numpy as np
 import torch
 
 from quire.errors import ModelError
-from quire.models import registry, transformers_backend, weights
+from quire.models import checkpoint, cpu_decoder, decoder, registry, transformers_backend
+from quire.models.checkpoint import Checkpoint
+from quire.models.cpu_decoder import CPUDecoder
 from quire.models.decoder import Decoder
 from quire.models.description import DecoderDescription, NameMap
-from quire.models.executor import Executor, ModelFacts
+from quire.models.executor import Executor, Footprint, ModelFacts
 from quire.models.gguf_file import GGUFFile
 from quire.models.metadata import Fields, read_json
+from quire.models.precision import Precision, of_modules, of_plan
 from quire.models.source import ModelFiles
 
 Implementation = Literal["auto", "native", "transformers"]
@@ -40,7 +43,15 @@ class Inspected(Protocol):
         """What is to be announced about that; empty where nothing is."""
         ...
 
-    def load(self, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
+    def precision(self, device: torch.device) -> Precision:
+        """In which numbers it computes there where nobody says it."""
+        ...
+
+    def footprint(self, precision: Precision, device: torch.device) -> Footprint:
+        """What `load` will hold."""
+        ...
+
+    def load(self, precision: Precision, device: torch.device, num_positions: int) -> Executor:
         """Read the weights. num_positions: length of the longest sequence. Raises ModelError naming file and tensor."""
         ...
 
@@ -54,16 +65,42 @@ class NativeModel:
     names: NameMap
     gguf: GGUFFile | None = None
     implementation: str = "native"
-    notice: str = ""
 
-    def load(self, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
-        decoder = Decoder(self.description, dtype, device)
+    @property
+    def notice(self) -> str:
+        return ""
+
+    def precision(self, device: torch.device) -> Precision:
+        d = self.description
+        if device.type != "cpu" or cpu_decoder.unsupported(d) or self.gguf is not None:
+            return of_modules(d.checkpoint_dtype, device)
+        return of_plan(d.checkpoint_dtype)
+
+    def footprint(self, precision: Precision, device: torch.device) -> Footprint:
+        if device.type != "cpu" or cpu_decoder.unsupported(self.description):
+            return decoder.footprint(self.description, precision.dtype)
+        return cpu_decoder.footprint(self.description, precision, self._open())
+
+    def load(self, precision: Precision, device: torch.device, num_positions: int) -> Executor:
+        if device.type != "cpu" or cpu_decoder.unsupported(self.description):
+            return self.load_modules(precision.dtype, device, num_positions)
+        return self.load_plan(precision, num_positions)
+
+    def load_plan(self, precision: Precision, num_positions: int) -> CPUDecoder:
+        """The CPU executor."""
+        return CPUDecoder(self.description, self._open(), precision, num_positions)
+
+    def load_modules(self, dtype: torch.dtype, device: torch.device, num_positions: int) -> Decoder:
+        """The torch executor."""
+        modules = Decoder(self.description, dtype, device)
+        checkpoint.fill(self._open(), modules.targets())
+        modules.finish(num_positions)
+        return modules
+
+    def _open(self) -> Checkpoint:
         if self.gguf is not None:
-            weights.load_gguf(self.gguf, self.description, self.names, decoder.targets())
-        else:
-            weights.load_safetensors(self.files.path, self.description, self.names, decoder.targets())
-        decoder.finish(num_positions)
-        return decoder
+            return checkpoint.GGUFCheckpoint(self.gguf, self.description, self.names)
+        return checkpoint.SafetensorsCheckpoint(self.files.path, self.description, self.names)
 
 
 def inspect(
@@ -78,11 +115,6 @@ def inspect(
             raise ModelError(f"{files.path}: --model-impl transformers reads Hugging Face folders, not .gguf files")
         return _inspect_gguf(files)
     return _inspect_folder(files, implementation, trust_remote_code)
-
-
-def load(model: Inspected, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
-    """Read the weights; see `Inspected.load`."""
-    return model.load(dtype, device, num_positions)
 
 
 def _inspect_gguf(files: ModelFiles) -> NativeModel:

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from quire.errors import ModelError
-from quire.models import registry, weights
-from quire.models.executor import Executor
+from quire.models import checkpoint, registry
+from quire.models.executor import Executor, Footprint
 from quire.models.metadata import Fields
+from quire.models.precision import Precision, of_modules
 from quire.models.source import ModelFiles
 from quire.models.transformers_check import compare, plain_logits
 from quire.models.transformers_examine import (
@@ -35,7 +36,7 @@ from quire.models.transformers_executor import TransformersExecutor
 
 @dataclass(frozen=True)
 class TransformersFacts:
-    """See `executor.ModelFacts`; `weights` and `activations` count numbers."""
+    """See `executor.ModelFacts`."""
 
     architecture: str
     num_layers: int
@@ -45,15 +46,7 @@ class TransformersFacts:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     checkpoint_dtype: str
-    weights: int
-    activations: int
     quantization: str = "none"
-
-    def num_weights(self) -> int:
-        return self.weights
-
-    def activations_per_token(self) -> int:
-        return self.activations
 
     def kv_elements_per_token(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_size
@@ -77,14 +70,21 @@ class TransformersModel:
         version = self.subject.transformers.__version__
         return f"{self.subject.architecture}: computed by transformers {version} with paged attention, not natively"
 
-    def load(self, dtype: torch.dtype, device: torch.device, num_positions: int) -> Executor:
+    def precision(self, device: torch.device) -> Precision:
+        return of_modules(self.description.checkpoint_dtype, device)
+
+    def footprint(self, precision: Precision, device: torch.device) -> Footprint:
+        size = precision.dtype.itemsize
+        return Footprint(self.found.num_weights * size, self.found.activations * size, size)
+
+    def load(self, precision: Precision, device: torch.device, num_positions: int) -> Executor:
         """Read the weights strictly, and compare a short text with transformers' own attention."""
-        folder = self.subject.folder
+        folder, dtype = self.subject.folder, precision.dtype
         with quiet(self.subject.transformers):
             model = self._read(dtype).to(device)
             prepare(model)
             for name, parameter in model.named_parameters():
-                weights.check_finite(folder, name, parameter.detach())
+                checkpoint.check_finite(folder, name, parameter.detach())
             expected = plain_logits(model, folder, self.description.vocab_size, num_positions)
             executor = TransformersExecutor(model, self.found.layers, self.found.body, dtype, device)
             compare(executor, self.description, folder, expected)
@@ -150,7 +150,5 @@ def inspect(
         max_model_len=length,
         eos_token_ids=eos_token_ids,
         checkpoint_dtype=str(config.values.get("dtype") or config.values.get("torch_dtype") or "float32"),
-        weights=found.num_weights,
-        activations=found.activations,
     )
     return TransformersModel(subject, facts, found, settings)

@@ -47,7 +47,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class Examined:
-    """layers: those that attend, in the order of their calls. body: see `transformers_executor.Halves`. activations: see `executor.ModelFacts`."""
+    """layers: those that attend, in the order of their calls. body: see `transformers_executor.Halves`. num_weights: numbers of parameters and
+    buffers. activations: numbers alive in the widest moment of a step, for one token of the batch, logits not counted."""
 
     layers: tuple[AttentionLayer, ...]
     body: str

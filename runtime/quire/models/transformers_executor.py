@@ -67,6 +67,8 @@ class Halves:
 class TransformersExecutor:
     """See `executor.Executor`."""
 
+    name = "transformers"
+
     def __init__(
         self,
         model: nn.Module,

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.models.executor import Batch, allocate_kv_pool
-from quire.models.loader import inspect, load
+from quire.models import decoder
+from quire.models.executor import Batch, Executor, allocate_kv_pool
+from quire.models.loader import NativeModel, inspect
+from quire.models.precision import Precision
 from quire.models.source import resolve
 from quire.request import SamplingParams
 from quire_testing.cores import generate, make_core
@@ -44,10 +46,18 @@ def our_logits(
     chunk: int,
     num_positions: int = 512,
     dtype: torch.dtype = torch.float32,
+    modules: bool = False,
 ) -> list[Tensor]:
-    """[T, vocab] for each sequence, all side by side in steps of `chunk` tokens each; unused slots of the pool are NaN."""
+    """[T, vocab] for each sequence, all side by side in steps of `chunk` tokens each; unused slots of the pool are NaN.
+
+    modules: by the torch executor, even where there is a plan.
+    """
     model = inspect(resolve(str(folder)))
-    executor = load(model, dtype, CPU, num_positions)
+    if modules:
+        assert isinstance(model, NativeModel)
+        executor: Executor = model.load_modules(dtype, CPU, num_positions)
+    else:
+        executor = model.load(Precision.of(dtype), CPU, num_positions)
     columns = -(-max(map(len, sequences)) // BLOCK_SIZE)
     tables = torch.randperm(columns * len(sequences), generator=torch.Generator().manual_seed(0))
     tables = tables.int().view(len(sequences), columns)
@@ -79,9 +89,14 @@ def our_logits(
 
 
 def step_bytes(folder: Path, num_tokens: int = 200) -> tuple[int, int]:
-    """Bytes that a step of so many tokens takes beside weights and pool, and how many the plan counts for it."""
+    """Bytes that a step of so many tokens takes in torch beside weights and pool, and how many the memory plan counts for it."""
     model = inspect(resolve(str(folder)))
-    executor = load(model, torch.float32, CPU, num_tokens)
+    if isinstance(model, NativeModel):
+        executor: Executor = model.load_modules(torch.float32, CPU, num_tokens)
+        footprint = decoder.footprint(model.description, torch.float32)
+    else:
+        precision = Precision.of(torch.float32)
+        executor, footprint = model.load(precision, CPU, num_tokens), model.footprint(precision, CPU)
     blocks = -(-num_tokens // BLOCK_SIZE)
     pool = allocate_kv_pool(model.description, blocks, BLOCK_SIZE, torch.float32, CPU)
     positions = torch.arange(num_tokens)
@@ -96,7 +111,7 @@ def step_bytes(folder: Path, num_tokens: int = 200) -> tuple[int, int]:
     )
     with PeakMemory() as peak:
         executor.forward(batch, pool)
-    return peak.most, num_tokens * model.description.activations_per_token() * 4
+    return peak.most, num_tokens * footprint.activations_per_token
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Tiny models as GGUF files in float32, with the conventions of llama.cpp's converter."""
+"""Tiny models as GGUF files, with the conventions of llama.cpp's converter."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,17 @@ from quire.models.loader import inspect
 from quire.models.source import resolve
 
 
-def save_gguf(model: Any, folder: Path, path: Path, architecture: str = "llama", *, called: str | None = None) -> Path:
-    """model was saved to folder. called: what the file says it is, where that is not the architecture."""
+def save_gguf(
+    model: Any,
+    folder: Path,
+    path: Path,
+    architecture: str = "llama",
+    *,
+    called: str | None = None,
+    types: Sequence[str] = (),
+) -> Path:
+    """model was saved to folder. called: what the file says it is, where that is not the architecture. types: of its matrices,
+    in turn; float32 without any."""
     config, state = model.config, model.state_dict()
     source = inspect(resolve(str(folder)))
     writer = gguf.GGUFWriter(path, called or architecture)
@@ -34,6 +44,7 @@ def save_gguf(model: Any, folder: Path, path: Path, architecture: str = "llama",
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     names = registry.GGUF[architecture].names
+    matrices = 0
     for parameter in source.description.parameters():
         values = state[source.names.tensor_name(parameter)]
         kind = parameter.rpartition(".")[2]
@@ -41,7 +52,13 @@ def save_gguf(model: Any, folder: Path, path: Path, architecture: str = "llama",
             values = values + 1
         if architecture == "llama" and kind in ("q", "k"):
             values = permute(values, config.num_attention_heads if kind == "q" else config.num_key_value_heads)
-        writer.add_tensor(names.tensor_name(parameter), values.contiguous().numpy())
+        array = values.contiguous().numpy()
+        if not types or array.ndim == 1:
+            writer.add_tensor(names.tensor_name(parameter), array)
+            continue
+        matrices += 1
+        form = gguf.GGMLQuantizationType[types[matrices % len(types)]]
+        writer.add_tensor(names.tensor_name(parameter), gguf.quantize(array, form), raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

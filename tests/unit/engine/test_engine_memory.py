@@ -17,6 +17,7 @@ from quire.engine.prompt_logprobs import PromptSpan, prompt_logprobs
 from quire.engine.sampling import Sampler
 from quire.engine.sampling.processors import default_processors
 from quire.errors import ModelError
+from quire.models import decoder
 from quire.models.description import DecoderDescription, Rope
 from quire.models.rope import make_tables
 from quire.request import SamplingParams
@@ -51,7 +52,8 @@ def planned(
     memory = HostMemory(available=mib * MIB, limited=limited, limit=(mib + 300) * MIB)
     apart = None if apart_mib is None else HostMemory(available=apart_mib * MIB, limited=False, limit=apart_mib * MIB)
     settings = EngineConfig(model="smol", **config)  # type: ignore[arg-type]
-    return plan(model, settings, dtype_bytes=4, kv_dtype_bytes=4, host=memory, swap_host=apart)
+    footprint, smaller = (decoder.footprint(model, dtype) for dtype in (torch.float32, torch.bfloat16))
+    return plan(model, settings, footprint, smaller=smaller, kv_dtype_bytes=4, host=memory, swap_host=apart)
 
 
 def refused(mib: int, *, limited: bool = True, apart_mib: int | None = None, **config: object) -> str:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 
-import quire_kernels
-from kernel_cases import paged_batch
+from kernel_cases import paged_batch, run_alone
 from quire_kernels import cpu, ops
 
 
@@ -76,19 +72,6 @@ status = os.wait()[1]
 ops.rms_norm(x, weight, 1e-5, out)
 print(status, out.numpy().tobytes() == expected)
 """
-
-
-def run_alone(program: str) -> tuple[int, str, str]:
-    """Exit status, output and errors of a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program],
-        env={**os.environ, "PYTHONPATH": str(Path(quire_kernels.__file__).parents[1]), "PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 def test_a_forked_child_makes_its_own_threads() -> None:

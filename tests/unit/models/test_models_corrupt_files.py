@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from quire.errors import ModelError
 from quire.models.gguf_file import GGUFFile
-from quire.models.loader import inspect, load
+from quire.models.loader import inspect
+from quire.models.precision import Precision
 from quire.models.source import ModelFiles, resolve
 from quire_testing.tiny_gguf import save_gguf
 from quire_testing.tiny_llama import make_model, save_folder
@@ -25,7 +26,7 @@ CPU = torch.device("cpu")
 
 def load_all(path: Path) -> None:
     """What a start does with a model's files."""
-    load(inspect(resolve(str(path))), torch.float32, CPU, 16)
+    inspect(resolve(str(path))).load(Precision.of(torch.float32), CPU, 16)
 
 
 def refused(path: Path) -> str:

@@ -29,13 +29,15 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return model, save(model, tmp_path_factory.mktemp(request.param))
 
 
-def test_logits_at_every_position(family: tuple[Any, Path]) -> None:
+@pytest.mark.parametrize("executor", ["chosen", "modules"])
+def test_logits_at_every_position(family: tuple[Any, Path], executor: str) -> None:
     model, folder = family
     sequences = prompts_for(3)
     expected = [reference_logits(model, sequence) for sequence in sequences]
     assert expected[0].std() > 0.3
     for chunk in (1000, 13):
-        for ours, theirs in zip(our_logits(folder, sequences, chunk, NUM_POSITIONS), expected, strict=True):
+        computed = our_logits(folder, sequences, chunk, NUM_POSITIONS, modules=executor == "modules")
+        for ours, theirs in zip(computed, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from quire.config import EngineConfig
 from quire.engine import startup
 from quire.errors import ModelError
-from quire.models.loader import inspect, load
+from quire.models.loader import inspect
+from quire.models.precision import Precision
 from quire.models.source import resolve
 from quire.request import SamplingParams
 from quire_testing.cores import generate, make_core
@@ -58,7 +59,7 @@ def make(family: Family) -> Any:
 def refused(folder: Path, **options: Any) -> str:
     """The sentence a model ends with."""
     with pytest.raises(ModelError) as caught:
-        load(inspect(resolve(str(folder)), **options), torch.float32, CPU, 64)
+        inspect(resolve(str(folder)), **options).load(Precision.of(torch.float32), CPU, 64)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -108,9 +109,11 @@ def test_a_step_takes_no_more_than_planned(family: tuple[Any, Path]) -> None:
 
 def test_the_facts_count_the_parameters(family: tuple[Any, Path]) -> None:
     model, folder = family
-    facts = inspect(resolve(str(folder))).description
+    found = inspect(resolve(str(folder)))
+    facts, cpu = found.description, torch.device("cpu")
     buffers = sum(buffer.numel() for buffer in model.buffers())
-    assert facts.num_weights() == sum(parameter.numel() for parameter in model.parameters()) + buffers
+    footprint = found.footprint(Precision.of(torch.float32), cpu)
+    assert footprint.weights == 4 * (sum(parameter.numel() for parameter in model.parameters()) + buffers)
     assert (facts.num_layers, facts.vocab_size, facts.max_model_len) == (4, VOCAB, 512)
     assert (facts.eos_token_ids, facts.checkpoint_dtype) == ((2,), "float32")
 

@@ -1,0 +1,254 @@
+"""A model's files as parameters of its description, read one at a time and strictly.
+
+A parameter without tensor, a tensor nobody asked for, a shape that does not fit, and a file that is cut off or damaged each end
+with one ModelError naming the file, what is wrong and what would help. Nothing is held but the tensor that was read last, so a
+load never needs the model twice.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quire.errors import ModelError
+from quire.models.description import DecoderDescription, NameMap
+from quire.models.gguf_file import GGUFFile
+from quire.models.source import WEIGHTS_FILE, WEIGHTS_INDEX
+from quire_kernels import ops
+from quire_kernels.ops import GgmlType
+
+
+class Checkpoint(Protocol):
+    """Parameters are those of `DecoderDescription.parameters`; their rows are in the order in which executors want them."""
+
+    def check_finite(self, parameter: str, values: Tensor) -> None:
+        """Raises ModelError where a number of a parameter, as it was read or after a change of type, is not finite."""
+        ...
+
+    def read(self, parameter: str) -> Tensor:
+        """Its numbers, in the type in which they are stored, or float32 where they are packed."""
+        ...
+
+    def ggml_type(self, parameter: str) -> GgmlType | None:
+        """How a GGUF file stores it; None in other files."""
+        ...
+
+    def blocks(self, parameter: str) -> Tensor:
+        """A matrix as a GGUF file stores it: rows of bytes [outputs, bytes of a row] uint8, whose numbers are all finite."""
+        ...
+
+
+class _Reader:
+    """What both kinds of file share: which rows of which tensor are a parameter."""
+
+    def __init__(self, place: Path, description: DecoderDescription, names: NameMap) -> None:
+        self._place = place
+        self._description = description
+        self._names = names
+        self._shapes = description.parameters()
+        self._wanted = names.tensors(list(self._shapes))
+        self._last: tuple[str, Tensor] | None = None
+
+    def check_finite(self, parameter: str, values: Tensor) -> None:
+        name = self._names.tensor_name(parameter)
+        check_finite(self._place_of(name), name, values)
+
+    def read(self, parameter: str) -> Tensor:
+        name = self._names.tensor_name(parameter)
+        if (
+            self._last is None or self._last[0] != name
+        ):  # parameters that are stacked in one tensor are asked for in turn
+            self._last = None
+            values = self._values(name)
+            self._check_shape(name, tuple(values.shape))
+            self._last = name, values
+        return self._part(name, parameter, self._last[1])
+
+    def _values(self, name: str) -> Tensor:
+        raise NotImplementedError
+
+    def _place_of(self, name: str) -> Path:
+        return self._place
+
+    def _part(self, name: str, parameter: str, rows: Tensor) -> Tensor:
+        stacked = self._wanted[name]
+        part = torch.split(rows, [self._shapes[each][0] for each in stacked])[stacked.index(parameter)]
+        kind = parameter.rpartition(".")[2]
+        if kind in self._names.unpermute:
+            d = self._description
+            part = unpermute(part, d.num_heads if kind.startswith("q") else d.num_kv_heads, d.rope.dim)
+        return part
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        stacked = self._wanted[name]
+        expected = (sum(self._shapes[each][0] for each in stacked), *self._shapes[stacked[0]][1:])
+        if shape != expected:
+            raise ModelError(
+                f"{self._place_of(name)}: tensor {name} has shape {list(shape)}, the configuration says {list(expected)}; "
+                "weights and configuration do not belong together"
+            )
+
+    def _check_names(self, held: set[str]) -> None:
+        tied = self._names.top.get("head")
+        missing = [name for name in self._wanted if name not in held]
+        extra = sorted(n for n in held if n not in self._wanted and n != tied and not n.endswith(self._names.ignored))
+        if missing:
+            also = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise ModelError(
+                f"{self._place} lacks tensor {missing[0]}{also}; the download is incomplete, or it is another model"
+            )
+        if extra:
+            also = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+            raise ModelError(
+                f"{self._place} holds tensor {extra[0]}{also}, which this architecture does not know; the model needs support "
+                "that is not there"
+            )
+
+
+class GGUFCheckpoint(_Reader):
+    """The tensors of one GGUF file."""
+
+    def __init__(self, file: GGUFFile, description: DecoderDescription, names: NameMap) -> None:
+        super().__init__(file.path, description, names)
+        self._file = file
+        self._check_names(set(file.tensors))
+
+    def ggml_type(self, parameter: str) -> GgmlType | None:
+        return GgmlType(self._file.tensors[self._names.tensor_name(parameter)].ggml_type)
+
+    def blocks(self, parameter: str) -> Tensor:
+        name = self._names.tensor_name(parameter)
+        tensor = self._file.tensors[name]
+        self._check_shape(name, tensor.shape)
+        raw = self._raw(name)
+        check_finite(self._place, name, _scales(raw, GgmlType(tensor.ggml_type)))
+        return self._part(name, parameter, raw.view(tensor.shape[0], -1))
+
+    def _values(self, name: str) -> Tensor:
+        tensor = self._file.tensors[name]
+        return ops.dequantize_gguf(self._raw(name), tensor.ggml_type, tensor.num_elements, torch.float32).view(
+            tensor.shape
+        )
+
+    def _raw(self, name: str) -> Tensor:
+        return torch.frombuffer(
+            bytearray(self._file.data(self._file.tensors[name])), dtype=torch.uint8
+        )  # must be writable
+
+
+class SafetensorsCheckpoint(_Reader):
+    """`model.safetensors`, or the shards of its index, in a folder."""
+
+    def __init__(self, folder: Path, description: DecoderDescription, names: NameMap) -> None:
+        super().__init__(folder, description, names)
+        self._files: dict[str, tuple[Path, Any]] = {}
+        for path, tensors in _files(folder).items():
+            file = _open(path)
+            held = set(file.keys())
+            if tensors is not None and tensors - held:
+                raise ModelError(
+                    f"{path} lacks tensor {min(tensors - held)}, which {WEIGHTS_INDEX} places there; download it again"
+                )
+            for name in sorted(held):
+                if name in self._files:
+                    raise ModelError(
+                        f"tensor {name} is in both {self._files[name][0].name} and {path.name}; remove one"
+                    )
+                self._files[name] = path, file
+        self._check_names(set(self._files))
+
+    def ggml_type(self, parameter: str) -> GgmlType | None:
+        return None
+
+    def blocks(self, parameter: str) -> Tensor:
+        raise NotImplementedError
+
+    def _place_of(self, name: str) -> Path:
+        return self._files[name][0]
+
+    def _values(self, name: str) -> Tensor:
+        path, file = self._files[name]
+        try:
+            tensor: Tensor = file.get_tensor(name)
+        except (SafetensorError, ValueError, TypeError, RuntimeError) as exc:
+            raise ModelError(f"{path}: tensor {name} cannot be read ({exc}); download it again") from exc
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise ModelError(f"{path}: tensor {name} has type {tensor.dtype}; quantised safetensors are not supported")
+        return tensor
+
+
+def _scales(raw: Tensor, kind: GgmlType) -> Tensor:
+    """The float numbers among a tensor's bytes; where they are finite, all its numbers are."""
+    plain = {GgmlType.F32: torch.float32, GgmlType.F16: torch.float16, GgmlType.BF16: torch.bfloat16}
+    if kind in plain:
+        return raw.view(plain[kind])
+    _, size = ops.GGML_BLOCKS[kind]
+    with_minimum = kind in (GgmlType.Q4_1, GgmlType.Q5_1, GgmlType.Q4_K, GgmlType.Q5_K)
+    at = slice(208, 210) if kind == GgmlType.Q6_K else slice(0, 4 if with_minimum else 2)
+    return raw.view(-1, size)[:, at].contiguous().view(torch.float16)
+
+
+def unpermute(rows: Tensor, heads: int, rotated: int) -> Tensor:
+    """Rotated rows from pairs to halves: the first of each head [heads, rotated/2, 2, ...] to [heads, 2, rotated/2, ...]."""
+    per_head = rows.view(heads, -1, *rows.shape[1:])
+    turned, rest = per_head[:, :rotated], per_head[:, rotated:]
+    halves = turned.reshape(heads, rotated // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(turned.shape)
+    return torch.cat([halves, rest], dim=1).view(rows.shape)
+
+
+def check_finite(place: Path, name: str, values: Tensor) -> None:
+    """Raises ModelError where a number is not finite."""
+    low, high = torch.aminmax(values)  # one pass without a copy; a NaN anywhere is in both
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        raise ModelError(
+            f"{place}: tensor {name} holds numbers that are not finite as {values.dtype}; the file is damaged, or needs "
+            "--dtype bfloat16 or float32"
+        )
+
+
+def fill(checkpoint: Checkpoint, targets: dict[str, Tensor]) -> None:
+    """Copy every parameter to its target, a tensor or the slice of a fused one."""
+    for parameter, target in targets.items():
+        target.copy_(checkpoint.read(parameter))
+        checkpoint.check_finite(parameter, target)
+
+
+def _files(folder: Path) -> dict[Path, set[str] | None]:
+    """Weight files, with the tensors each must hold where an index says so."""
+    index = folder / WEIGHTS_INDEX
+    if index.is_file():
+        try:
+            weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            shards: dict[Path, set[str] | None] = {}
+            for tensor, name in weight_map.items():
+                if Path(name).name != name:
+                    raise ModelError(f"{index} names the file {name!r} outside its folder; download it again")
+                held = shards.setdefault(folder / name, set())
+                assert held is not None
+                held.add(tensor)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise ModelError(f"{index} is damaged ({type(exc).__name__}: {exc}); download it again") from exc
+        absent = sorted(path.name for path in shards if not path.is_file())
+        if absent:
+            raise ModelError(f"{folder} lacks {len(absent)} of {len(shards)} weight files, as {absent[0]}; download it")
+        return shards
+    single = folder / WEIGHTS_FILE
+    if single.is_file():
+        return {single: None}
+    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    hint = f"; {others[0]} is no safetensors file, convert it" if others else "; download the model again"
+    raise ModelError(f"{folder} holds no {WEIGHTS_FILE} and no {WEIGHTS_INDEX}{hint}")
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as exc:
+        raise ModelError(f"{path} is truncated or damaged ({exc}); download it again") from exc
+    except OSError as exc:
+        raise ModelError(f"cannot read {path}: {exc.strerror or exc}") from exc

@@ -1,0 +1,200 @@
+"""The CPU executor: a description and packed weights as one C++ plan, a call a step (`quire_kernels.decoder`).
+
+What it computes is what `decoder.Decoder` computes, the torch modules that stay the reference; weights are read and packed one
+matrix at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.models.checkpoint import Checkpoint
+from quire.models.decoder import STACKED
+from quire.models.description import DecoderDescription, Rope
+from quire.models.executor import Batch, Footprint, KVPool
+from quire.models.precision import Precision
+from quire.models.rope import Tables, make_tables
+from quire_kernels import decoder as kernels
+from quire_kernels import ops
+from quire_kernels.ops import GgmlType, PackedWeight
+
+FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_CPU = torch.device("cpu")
+_HUGE_PAGE = 2 << 20
+
+
+def unsupported(description: DecoderDescription) -> str:
+    """Why this model cannot be a plan here; empty where it can."""
+    if description.num_experts:
+        return "experts are computed by torch modules"
+    return kernels.unavailable()
+
+
+def footprint(description: DecoderDescription, precision: Precision, checkpoint: Checkpoint) -> Footprint:
+    """What a `CPUDecoder` holds; the work space of a step is that of kernels/csrc/decoder_workspace.cpp."""
+    d = description
+    reader = _Reader(checkpoint, precision)
+    shapes = d.parameters()
+    vectors = sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
+    matrices = [reader.num_bytes(matrix, shapes) for matrix in _matrices(d)]
+    weights = vectors + sum(size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE for size in matrices)
+    inputs = max(d.hidden_size, d.q_size, d.intermediate_size)
+    rows = (
+        3 * d.hidden_size + max(d.q_size + 2 * d.kv_size, 2 * d.intermediate_size) + max(d.q_size, d.intermediate_size)
+    )
+    return Footprint(weights, 4 * rows + 2 * inputs, 4)
+
+
+class CPUDecoder:
+    """See `executor.Executor`. Hidden states and logits are float32, whatever the weights."""
+
+    name = "plan"
+    device = _CPU
+    dtype = torch.float32
+
+    def __init__(
+        self, description: DecoderDescription, checkpoint: Checkpoint, precision: Precision, num_positions: int
+    ) -> None:
+        """Reads the weights. num_positions: length of the longest sequence."""
+        d = description
+        reader = _Reader(checkpoint, precision)
+        tables: dict[Rope, Tables] = {rope: make_tables(rope, num_positions, _CPU) for rope in d.ropes()}
+        embed = reader.matrix("embed")
+        self._plan = kernels.DecoderPlan(
+            kernels.Model(
+                hidden_size=d.hidden_size,
+                intermediate_size=d.intermediate_size,
+                vocab_size=d.vocab_size,
+                num_heads=d.num_heads,
+                num_kv_heads=d.num_kv_heads,
+                head_size=d.head_size,
+                norm_eps=d.norm_eps,
+                norm_offset=d.norm_offset,
+                attention_scale=d.attention_scale,
+                attention_softcap=d.attention_softcap,
+                logit_softcap=d.logit_softcap,
+                embedding_scale=torch.tensor(d.embedding_scale, dtype=precision.dtype).item(),
+                qk_norm=d.qk_norm,
+                activation=d.activation,
+                layers=[_layer(d, layer, reader, tables) for layer in range(d.num_layers)],
+                embed=embed,
+                head=embed if d.tie_embeddings else reader.matrix("head"),
+                norm=reader.vector("norm"),
+            )
+        )
+
+    def forward(self, batch: Batch, kv: KVPool) -> Tensor:
+        """Hidden states [R, H] of the rows asked for, ready for `logits`; writes the batch's keys and values."""
+        return self._plan.forward(
+            batch.token_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.block_tables,
+            batch.query_start,
+            batch.context_lens,
+            batch.logit_rows,
+            kv.keys,
+            kv.values,
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, vocab] of hidden states [R, H]."""
+        return self._plan.logits(hidden)
+
+
+class _Reader:
+    """Parameters in the form in which the plan takes them."""
+
+    def __init__(self, checkpoint: Checkpoint, precision: Precision) -> None:
+        self._checkpoint = checkpoint
+        self._dtype = precision.dtype
+        self._stored = precision.stored
+
+    def matrix(self, *parameters: str) -> PackedWeight:
+        """Matrices that read the same input, as one."""
+        types = self._types(parameters)
+        if not types:
+            return ops.pack_weight(self._read(*parameters), FORMATS[self._dtype])
+        rows = [self._checkpoint.blocks(parameter) for parameter in parameters]
+        cols = rows[0].shape[1] // ops.GGML_BLOCKS[types[0]][1] * ops.GGML_BLOCKS[types[0]][0]
+        return ops.pack_gguf(
+            [(part.flatten(), kind, part.shape[0]) for part, kind in zip(rows, types, strict=True)], cols
+        )
+
+    def num_bytes(self, parameters: Sequence[str], shapes: dict[str, tuple[int, ...]]) -> int:
+        """Of such a matrix once it is packed."""
+        types: Sequence[GgmlType | str] = self._types(parameters)
+        if types:
+            return sum(ops.packed_bytes(kind, *shapes[name]) for kind, name in zip(types, parameters, strict=True))
+        return ops.packed_bytes(
+            FORMATS[self._dtype], sum(shapes[name][0] for name in parameters), shapes[parameters[0]][1]
+        )
+
+    def vector(self, *parameters: str) -> Tensor:
+        """Norm weights and biases, [n] float32, rounded to the model's type as in the torch modules."""
+        return self._read(*parameters).float()
+
+    def _read(self, *parameters: str) -> Tensor:
+        parts = []
+        for parameter in parameters:
+            part = self._checkpoint.read(parameter).to(self._dtype)
+            self._checkpoint.check_finite(parameter, part)
+            parts.append(part)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _types(self, parameters: Sequence[str]) -> list[GgmlType]:
+        """The types of matrices that are computed as they are stored; none where they are not, or not together."""
+        types = [self._checkpoint.ggml_type(parameter) for parameter in parameters] if self._stored else []
+        known = [kind for kind in types if kind is not None]
+        plain = [kind for kind in known if kind in (GgmlType.F32, GgmlType.F16, GgmlType.BF16)]
+        alike = not plain or len(set(known)) == 1
+        return known if len(known) == len(parameters) and alike else []
+
+
+_MATRICES = ("qkv", "o", "gate_up", "down")
+
+
+def _names(layer: int, stored: str) -> list[str]:
+    """The parameters that are stacked in what a layer stores."""
+    return [f"layers.{layer}.{name}" for name in STACKED.get(stored, (stored,))]
+
+
+def _matrices(d: DecoderDescription) -> list[list[str]]:
+    """Each packed matrix as the parameters that are stacked in it."""
+    top = [["embed"]] if d.tie_embeddings else [["embed"], ["head"]]
+    return top + [_names(layer, stored) for layer in range(d.num_layers) for stored in _MATRICES]
+
+
+def _layer(d: DecoderDescription, layer: int, reader: _Reader, tables: dict[Rope, Tables]) -> kernels.Layer:
+    held = d.layer_parameters()
+
+    def matrix(stored: str) -> PackedWeight:
+        return reader.matrix(*_names(layer, stored))
+
+    def vector(stored: str) -> Tensor | None:
+        return reader.vector(*_names(layer, stored)) if STACKED.get(stored, (stored,))[0] in held else None
+
+    rope = d.rope_of(layer)
+    cos, sin = (None, None) if rope is None else tables[rope]
+    return kernels.Layer(
+        qkv=matrix("qkv"),
+        o=matrix("o"),
+        gate_up=matrix("gate_up"),
+        down=matrix("down"),
+        qkv_bias=vector("qkv_bias"),
+        o_bias=vector("o_bias"),
+        gate_up_bias=vector("gate_up_bias"),
+        down_bias=vector("down_bias"),
+        attn_norm=vector("attn_norm"),
+        attn_out_norm=vector("attn_out_norm"),
+        mlp_norm=vector("mlp_norm"),
+        mlp_out_norm=vector("mlp_out_norm"),
+        q_norm=vector("q_norm"),
+        k_norm=vector("k_norm"),
+        cos=cos,
+        sin=sin,
+        window=d.window_of(layer),
+    )

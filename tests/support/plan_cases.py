@@ -1,0 +1,113 @@
+"""Small decoder plans with random weights, and ragged batches for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire_kernels import ops
+from quire_kernels.decoder import DecoderPlan, Layer, Model
+
+VOCAB, POSITIONS, BLOCK = 61, 200, 8
+
+
+def model(format: str = "f32", **changes: Any) -> Model:
+    """Two layers of grouped-query attention over heads of 8 with biases, the second with a window."""
+    torch.manual_seed(3)
+    hidden, heads, kv_heads, head_size, inner = 48, 6, 2, 8, 40
+    angles = torch.outer(torch.arange(float(POSITIONS)), 0.5 ** torch.arange(4.0))
+    wide = (heads + 2 * kv_heads) * head_size
+
+    def matrix(rows: int, cols: int) -> Any:
+        return ops.pack_weight(torch.randn(rows, cols) / cols**0.5, format)
+
+    layers = [
+        Layer(
+            qkv=matrix(wide, hidden),
+            o=matrix(hidden, heads * head_size),
+            gate_up=matrix(2 * inner, hidden),
+            down=matrix(hidden, inner),
+            qkv_bias=torch.randn(wide),
+            attn_norm=torch.rand(hidden) + 0.5,
+            mlp_norm=torch.rand(hidden) + 0.5,
+            cos=angles.cos(),
+            sin=angles.sin(),
+            window=window,
+        )
+        for window in (0, 11)
+    ]
+    embed = matrix(VOCAB, hidden)
+    settings: dict[str, Any] = {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "vocab_size": VOCAB,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_size": head_size,
+        "norm_eps": 1e-5,
+        "attention_scale": head_size**-0.5,
+        "layers": layers,
+        "embed": embed,
+        "head": embed,
+        "norm": torch.rand(hidden) + 0.5,
+        "logit_softcap": 5.0,
+        **changes,
+    }
+    return Model(**settings)
+
+
+@dataclass
+class Pool:
+    """Caches, and the blocks of each sequence; slots that nobody wrote are NaN."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    tables: Tensor
+
+    @classmethod
+    def make(cls, sequences: int, dtype: torch.dtype = torch.float32) -> Pool:
+        columns = -(-POSITIONS // BLOCK)
+        shape = (sequences * columns, BLOCK, 2, 8)
+        caches = [[torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)] for _ in range(2)]
+        order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1))
+        return cls(caches[0], caches[1], order.int().view(sequences, columns))
+
+    def arguments(self, tokens: Sequence[Sequence[int]], spans: Sequence[range], rows: Sequence[int]) -> dict[str, Any]:
+        """Arguments of `DecoderPlan.forward` for a part of each sequence; empty spans are left out."""
+        active = [index for index, span in enumerate(spans) if span]
+        positions = torch.tensor([p for index in active for p in spans[index]], dtype=torch.int64)
+        owner = torch.tensor([index for index in active for _ in spans[index]], dtype=torch.int64)
+        return {
+            "token_ids": torch.tensor([tokens[index][p] for index in active for p in spans[index]], dtype=torch.int64),
+            "positions": positions,
+            "slot_mapping": self.tables[owner, positions // BLOCK].long() * BLOCK + positions % BLOCK,
+            "block_tables": self.tables[active].contiguous(),
+            "query_start": torch.tensor([0, *(len(spans[i]) for i in active)]).cumsum(0).int(),
+            "context_lens": torch.tensor([spans[i].stop for i in active], dtype=torch.int32),
+            "logit_rows": torch.tensor(rows, dtype=torch.int64),
+            "keys": self.keys,
+            "values": self.values,
+        }
+
+
+def run(
+    plan: DecoderPlan,
+    tokens: Sequence[Sequence[int]],
+    cuts: Sequence[Sequence[int]],
+    dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:
+    """Hidden states [T, H] of each sequence, computed side by side in steps that end at the cuts of each sequence."""
+    pool = Pool.make(len(tokens), dtype)
+    done, results = [0] * len(tokens), [torch.empty(0, plan.hidden_size) for _ in tokens]
+    for step in range(max(map(len, cuts))):
+        spans = [range(at, each[step] if step < len(each) else at) for at, each in zip(done, cuts, strict=True)]
+        count = sum(map(len, spans))
+        hidden = plan.forward(**pool.arguments(tokens, spans, range(count)))
+        for index, part in enumerate(hidden.split([len(span) for span in spans])):
+            results[index] = torch.cat([results[index], part])
+        done = [span.stop for span in spans]
+    return results

@@ -1,0 +1,183 @@
+"""The CPU plan beside the torch modules, for every family: logits of ragged batches, whatever is asked for in them."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.errors import ModelError
+from quire.models.cpu_decoder import CPUDecoder
+from quire.models.decoder import Decoder
+from quire.models.executor import Batch, Executor, KVPool, allocate_kv_pool
+from quire.models.gguf_file import GGUFFile
+from quire.models.loader import Inspected, NativeModel, inspect
+from quire.models.precision import Precision, as_stored
+from quire.models.source import resolve
+from quire_kernels import dispatch, ops
+from quire_testing.tiny_gguf import save_gguf
+from quire_testing.tiny_models import FAMILIES, VOCAB, make, save
+
+CPU = torch.device("cpu")
+POSITIONS, BLOCK, COUNT = 120, 8, 5
+DENSE = [name for name in FAMILIES if "mixtral" not in name and "moe" not in name]
+
+
+@pytest.fixture(scope="module", params=DENSE)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
+    found = inspect(resolve(str(save(make(request.param), tmp_path_factory.mktemp(request.param)))))
+    assert isinstance(found, NativeModel)
+    return found
+
+
+def steps(seed: int) -> list[list[tuple[int, range]]]:
+    """Random steps over COUNT sequences: (sequence, positions), some sequences absent, chunks of any size."""
+    rng = random.Random(seed)
+    at = [0] * COUNT
+    result = []
+    for _ in range(12):
+        step = []
+        for sequence in rng.sample(range(COUNT), rng.randrange(1, COUNT + 1)):
+            end = min(POSITIONS, at[sequence] + rng.choice([1, 1, 1, 2, 7, 40]))
+            if end > at[sequence]:
+                step.append((sequence, range(at[sequence], end)))
+                at[sequence] = end
+        if step:
+            result.append(step)
+    return result
+
+
+def answers(executor: Executor, model: Inspected, seed: int, dtype: torch.dtype) -> tuple[list[Tensor], KVPool]:
+    """Logits of random rows of each step."""
+    rng = random.Random(seed)
+    tokens = [[rng.randrange(3, VOCAB) for _ in range(POSITIONS)] for _ in range(COUNT)]
+    columns = -(-POSITIONS // BLOCK)
+    tables = torch.tensor(rng.sample(range(columns * COUNT), columns * COUNT), dtype=torch.int32).view(COUNT, columns)
+    pool = allocate_kv_pool(model.description, columns * COUNT, BLOCK, dtype, CPU)
+    for cache in (*pool.keys, *pool.values):
+        cache.fill_(float("nan"))
+    results = []
+    for step in steps(seed):
+        owner = torch.tensor([sequence for sequence, span in step for _ in span])
+        positions = torch.tensor([p for _, span in step for p in span])
+        rows = rng.choices(range(len(positions)), k=rng.choice([0, 1, len(step), 2 * len(positions)]))
+        batch = Batch(
+            token_ids=torch.tensor([tokens[sequence][p] for sequence, span in step for p in span]),
+            positions=positions,
+            slot_mapping=tables[owner, positions // BLOCK].long() * BLOCK + positions % BLOCK,
+            block_tables=tables[[sequence for sequence, _ in step]].contiguous(),
+            query_start=torch.tensor([0, *(len(span) for _, span in step)]).cumsum(0).int(),
+            context_lens=torch.tensor([span.stop for _, span in step], dtype=torch.int32),
+            logit_rows=torch.tensor(rows, dtype=torch.int64),
+        )
+        hidden = executor.forward(batch, pool)
+        if rows:
+            results.append(executor.logits(hidden))
+    return results, pool
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ragged_batches_as_the_torch_modules_compute_them(model: NativeModel, seed: int) -> None:
+    ops.set_num_threads(1 + seed)
+    theirs, their_pool = answers(model.load_modules(torch.float32, CPU, POSITIONS), model, seed, torch.float32)
+    ours, our_pool = answers(model.load_plan(Precision.of(torch.float32), POSITIONS), model, seed, torch.float32)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+        assert torch.equal(one.argmax(-1), other.argmax(-1))
+    for one, other in zip(our_pool.keys + our_pool.values, their_pool.keys + their_pool.values, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4, equal_nan=True)
+
+
+def test_bfloat16_weights_stay_near(model: NativeModel) -> None:
+    exact, _ = answers(model.load_plan(Precision.of(torch.float32), POSITIONS), model, 1, torch.float32)
+    narrow, _ = answers(model.load_plan(Precision.of(torch.bfloat16), POSITIONS), model, 1, torch.bfloat16)
+    modules, _ = answers(model.load_modules(torch.bfloat16, CPU, POSITIONS), model, 1, torch.bfloat16)
+    whole, ours, theirs = (torch.cat(each).float() for each in (exact, narrow, modules))
+    error = (ours - whole).square().mean().sqrt()
+    assert 0 < error < 1.1 * (theirs - whole).square().mean().sqrt()  # activations stay float32
+
+
+@contextmanager
+def watch_packing() -> Iterator[list[int]]:
+    """Bytes of every weight that is packed meanwhile."""
+    packed: list[int] = []
+
+    def watched(pack: Callable[..., ops.PackedWeight]) -> Callable[..., ops.PackedWeight]:
+        def call(*arguments: Any) -> ops.PackedWeight:
+            weight = pack(*arguments)
+            packed.append(weight.nbytes)
+            return weight
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "pack_weight", watched(ops.pack_weight))
+        patch.setattr(ops, "pack_gguf", watched(ops.pack_gguf))
+        yield packed
+
+
+def executor_of(tmp_path: Path, name: str, dtype: torch.dtype = torch.float32) -> Any:
+    return inspect(resolve(str(save(make(name), tmp_path)))).load(Precision.of(dtype), CPU, 16)
+
+
+def test_who_gets_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(executor_of(tmp_path / "a", "llama"), CPUDecoder)
+    assert isinstance(executor_of(tmp_path / "b", "llama", torch.bfloat16), CPUDecoder)
+    assert isinstance(executor_of(tmp_path / "c", "llama", torch.float16), CPUDecoder)
+    assert isinstance(executor_of(tmp_path / "d", "mixtral"), Decoder)
+    monkeypatch.setenv(dispatch.CHOICE_VARIABLE, "ref")
+    dispatch.select.cache_clear()
+    try:
+        assert isinstance(executor_of(tmp_path / "e", "llama"), Decoder)
+    finally:
+        monkeypatch.undo()
+        dispatch.select.cache_clear()
+
+
+STORED = [["Q4_1"], ["Q8_0"], ["Q4_0", "Q5_0", "Q8_0", "Q5_1"], ["Q8_0", "F16", "Q4_1"], ["F16"], ["BF16"]]
+
+
+@pytest.mark.parametrize("types", STORED, ids="+".join)
+def test_a_quantised_file_is_computed_as_it_is_stored(types: list[str], tmp_path: Path) -> None:
+    source = make("llama")
+    file = save_gguf(source, save(source, tmp_path / "folder"), tmp_path / "tiny.gguf", types=types)
+    model = inspect(resolve(str(file)))
+    assert isinstance(model, NativeModel)
+    stored, _ = answers(model.load_plan(as_stored(), POSITIONS), model, 2, torch.float32)
+    exact, _ = answers(model.load_modules(torch.float32, CPU, POSITIONS), model, 2, torch.float32)
+    one, other = torch.cat(stored), torch.cat(exact)
+    error = float((one - other).square().mean().sqrt() / other.std())
+    assert error < (1e-5 if types in (["F16"], ["BF16"]) else 0.05), (
+        error
+    )  # inputs are rounded to 8 bits, weights not at all
+
+
+def test_the_footprint_is_what_is_packed(tmp_path: Path) -> None:
+    source = make("llama")
+    for types in (*STORED, []):
+        file = save_gguf(source, save(source, tmp_path / "folder"), tmp_path / "tiny.gguf", types=types)
+        model = inspect(resolve(str(file)))
+        for precision in (as_stored(), *map(Precision.of, (torch.float32, torch.bfloat16, torch.float16))):
+            with watch_packing() as packed:
+                model.load(precision, CPU, POSITIONS)
+            vectors = 4 * sum(shape[0] for shape in model.description.parameters().values() if len(shape) == 1)
+            assert model.footprint(precision, CPU).weights == sum(packed) + vectors
+
+
+def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    source = make("llama")
+    file = save_gguf(source, save(source, tmp_path / "folder"), tmp_path / "tiny.gguf", types=["Q4_1"])
+    tensor = GGUFFile(file).tensors["blk.1.ffn_down.weight"]
+    raw = bytearray(file.read_bytes())
+    raw[tensor.start + 2 : tensor.start + 4] = struct.pack("<e", float("nan"))
+    file.write_bytes(raw)
+    model = inspect(resolve(str(file)))
+    with pytest.raises(ModelError, match=r"tensor blk.1.ffn_down.weight holds numbers that are not finite"):
+        model.load(as_stored(), CPU, 16)
