@@ -157,6 +157,7 @@ void call_dequantize_gguf(nb::handle raw, int ggml_type, int64_t block_elements,
 NB_MODULE(_cpu, m) {
   using namespace quire;
   m.doc() = "CPU kernels. The documented door is quire_kernels.ops.";
+  nb::set_leak_warnings(false);  // a model that lives until the interpreter ends is no leak
   static nb::object argument_error = nb::module_::import_("quire_kernels.errors").attr("ArgumentError");
   static nb::object unavailable_error = nb::module_::import_("quire_kernels.errors").attr("UnavailableError");
   nb::register_exception_translator(

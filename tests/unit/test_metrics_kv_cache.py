@@ -11,7 +11,7 @@ from quire.request import StepStats
 
 
 def stats(**changes: float) -> StepStats:
-    fields: dict[str, float] = dict.fromkeys(StepStats.__struct_fields__, 0)
+    fields = {name: 0.0 for name in StepStats.__struct_fields__ if name != "grammars"}
     return StepStats(**(fields | {"num_blocks": 10, "kv_utilization": 1.0} | changes))  # type: ignore[arg-type]
 
 

@@ -343,14 +343,14 @@ def test_a_bar_of_the_callers_choice(llm: LLM) -> None:
 
 
 def test_a_request_that_could_not_be_added_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, enqueue = llm.llm_engine, llm.llm_engine.core._enqueue
+    engine, add = llm.llm_engine, llm.llm_engine.core.scheduler.add
 
-    def broken(*args: Any) -> None:
-        enqueue(*args)
+    def broken(*args: Any, **options: Any) -> None:
+        add(*args, **options)
         raise OSError("no more processes")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.core, "_enqueue", broken)
+        patch.setattr(engine.core.scheduler, "add", broken)
         with pytest.raises(OSError, match="no more processes"):
             engine.add_request("a", "hello", GREEDY)
     assert not engine.has_unfinished_requests() and not engine.core.has_work

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from torch import Tensor
 
 from quire.engine.core import EngineCore
 from quire.errors import ConfigError
-from quire.models import linear
+from quire.models.cpu_decoder import CPUDecoder
+from quire.models.executor import Batch, KVPool
 from quire.request import AddRequest, SamplingParams, TokenLogprobs
 from quire_testing.cores import make_core
 from quire_testing.tiny_llama import VOCAB, make_model, save_folder
@@ -68,16 +69,12 @@ def test_the_flag_starts_where_it_holds(folder: Path) -> None:
 
 
 def test_the_flag_refuses_where_it_does_not_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wavers:
-        """A product whose last bit depends on the number of rows."""
+    exact = CPUDecoder.forward
 
-        def __init__(self, weight: Any, bias: Any) -> None:
-            self._plain = linear.PlainLinear(weight, bias)
+    def wavers(self: CPUDecoder, batch: Batch, kv: KVPool) -> Tensor:
+        """Hidden states whose last bits depend on the number of tokens in the step."""
+        return exact(self, batch, kv) * (1.0 + 2.0**-20 * (len(batch.token_ids) % 2))
 
-        def __call__(self, x: Any) -> Any:
-            return self._plain(x) * (1.0 + 2.0**-20 * (x.shape[0] % 2))
-
-    monkeypatch.setattr(linear, "_can_pack", lambda dtype: True)
-    monkeypatch.setattr(linear, "PackedLinear", Wavers)
+    monkeypatch.setattr(CPUDecoder, "forward", wavers)
     with pytest.raises(ConfigError, match=r"--deterministic: answers depend on the batch here \(token 0 of a probe"):
         make_core(folder, deterministic=True)
