@@ -65,9 +65,3 @@ def server_command(python: Path, model: Path, *, dtype: str, prefix_caching: boo
     module = ["-m", "vllm.entrypoints.openai.api_server"]
     return [str(python), *module, "--model", str(model), "--served-model-name=m", *sizes, caching, *where]
 
-
-def checked_model(folder: Path) -> Path:
-    """A Hugging Face folder, which is what vLLM reads."""
-    if not (folder / "config.json").is_file():
-        raise PeerError(f"{folder} is no Hugging Face folder")
-    return folder

@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +60,12 @@ async def running(
     deadline_s: float = 1800.0,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Running]:
-    """The server that a command line starts; ended with its whole process group. Raises EngineDeadError with its last line."""
+    """The server that a command line starts; ended with its whole process group, also where we are told to end (SIGINT, SIGTERM).
+
+    Raises EngineDeadError with its last line.
+    """
     url = f"http://{HOST}:{port}"
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() as output, _interrupted_by(signal.SIGTERM):
         began = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -82,6 +85,17 @@ async def running(
             yield Running(url, process.pid, time.perf_counter() - began, began)
         finally:
             await _stop(process)
+
+
+@contextlib.contextmanager
+def _interrupted_by(number: signal.Signals) -> Iterator[None]:
+    """The signal acts as Ctrl-C does, which asyncio turns into a cancellation, so that what was started is ended."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
 
 
 async def _healthy(url: str, path: str) -> bool:

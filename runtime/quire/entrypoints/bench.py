@@ -161,8 +161,9 @@ def _serve(
 def _start(
     *,
     under_load: Annotated[
-        bool, typer.Option("--load/--no-load", help="also measure memory while `bench serve`'s clients stream")
-    ] = True,
+        bool,
+        typer.Option("--load/--no-load", help="also measure memory while `bench serve`'s clients stream (minutes)"),
+    ] = False,
     repeats: Repeats = 3,
     json: Json = None,
     given: dict[str, Any],

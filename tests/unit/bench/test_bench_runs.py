@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.bench import processes
 from quire.entrypoints.cli import main
 from tiny_api import tiny_folder
 
@@ -94,10 +97,29 @@ def test_serve_starts_a_server_and_ends_it(model: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("child")
 def test_start_tells_its_stages(model: str, tmp_path: Path) -> None:
-    found = bench(tmp_path, "start", model, "--repeats=1", "--no-load", *SMALL)
+    found = bench(tmp_path, "start", model, "--repeats=1", *SMALL)
     [one] = found["runs"]
     assert 0 < one["stage_import"] < one["ready_s"] < one["first_token_s"]
     assert one["pss_bytes"] > 50e6
+
+
+@pytest.mark.usefixtures("child")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_benchmark_that_is_ended_takes_its_server_along(number: signal.Signals) -> None:
+    program = (
+        "import asyncio, sys; from quire.bench import servers\n"
+        "async def start():\n"
+        "    async with servers.running([sys.executable, '-c', 'import time; time.sleep(600)'], 9): pass\n"
+        "asyncio.run(start())"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as process:
+        ends = time.monotonic() + 60
+        while len(family := processes.tree(process.pid)) < 2 and time.monotonic() < ends:
+            time.sleep(0.02)
+        os.kill(process.pid, number)
+        assert process.wait(60) == -signal.SIGINT  # as after Ctrl-C
+    assert len(family) == 2
+    assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.usefixtures("child")
