@@ -6,7 +6,7 @@ import importlib.metadata
 import sysconfig
 from pathlib import Path
 
-from peers.home import PeerError, folder, output_of, run, venv
+from peers.home import folder, output_of, run, venv
 
 VERSION = "0.32.0"
 TORCH = "2.13.0"
@@ -64,4 +64,3 @@ def server_command(python: Path, model: Path, *, dtype: str, prefix_caching: boo
     where = ["--host=127.0.0.1", f"--port={port}"]
     module = ["-m", "vllm.entrypoints.openai.api_server"]
     return [str(python), *module, "--model", str(model), "--served-model-name=m", *sizes, caching, *where]
-
