@@ -1,6 +1,6 @@
 """What each operation demands of shapes, types and devices, for implementations written in Python.
 
-The C++ extension makes the same checks itself, on the tensors it borrows (csrc/module.cpp); the tests run both through one
+The C++ extension makes the same checks itself, on the tensors it borrows (csrc/module/); the tests run both through one
 list of bad calls and expect the same sentences. Nothing here reads a tensor's elements.
 """
 

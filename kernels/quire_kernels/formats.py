@@ -56,7 +56,7 @@ _PLAIN = {GgmlType.F32: "f32", GgmlType.F16: "f16", GgmlType.BF16: "bf16"}
 
 
 def packed_bytes(kind: GgmlType | str, rows: int, cols: int) -> int:
-    """Bytes of a weight [rows, cols] packed from blocks of a GGUF type or to one of PACKED_FORMATS, as csrc/packed.h lays it out."""
+    """Bytes of a weight [rows, cols] packed from blocks of a GGUF type or to one of PACKED_FORMATS, as csrc/packed/layout.h lays it out."""
     kind = _PLAIN.get(kind, kind) if isinstance(kind, GgmlType) else kind
     if kind == "f32":
         row = 4 * cols

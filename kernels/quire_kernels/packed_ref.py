@@ -1,6 +1,6 @@
 """The reference of packed weights, in torch: how weights and inputs become quants, and what a product makes of them.
 
-Quants, scales and minima are plain tensors here. Their layout in panels is the C++ extension's business (csrc/packed.h); the
+Quants, scales and minima are plain tensors here. Their layout in panels is the C++ extension's business (csrc/packed/layout.h); the
 numbers are the same.
 """
 
@@ -159,7 +159,7 @@ def _quantize_q8(blocks: Tensor) -> Quants:
 
 
 def _quantize_q4(blocks: Tensor) -> Quants:
-    """Of eight pairs of scale and minimum the one with the least squared error (`quantize_q4` in csrc/packed_blocks.h)."""
+    """Of eight pairs of scale and minimum the one with the least squared error (`quantize_q4` in csrc/packed/blocks.h)."""
     blocks = blocks.flatten(0, 1)
     low, high = blocks.amin(dim=-1, keepdim=True), blocks.amax(dim=-1, keepdim=True)
     tries: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []

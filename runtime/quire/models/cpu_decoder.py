@@ -34,7 +34,7 @@ def unsupported(description: DecoderDescription) -> str:
 
 
 def footprint(description: DecoderDescription, precision: Precision, checkpoint: Checkpoint) -> Footprint:
-    """What a `CPUDecoder` holds; the work space of a step is that of kernels/csrc/decoder_workspace.cpp."""
+    """What a `CPUDecoder` holds; the work space of a step is that of kernels/csrc/decoder/workspace.cpp."""
     d = description
     reader = _Reader(checkpoint, precision)
     shapes = d.parameters()

@@ -1,0 +1,167 @@
+// What the items of a step's operations do. Every row is computed alike, whatever else is in the batch.
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+
+#include "decoder/step.h"
+
+namespace quire {
+
+void multiply_item(const Isa& isa, const PackedWeight& weight, const LinearInput& input, const LinearOutput& output,
+                   const ProductCut& cut, int32_t item) {
+  const int64_t blocks = (input.num_rows + cut.rows - 1) / cut.rows;  // of rows; one after the other for the same panels
+  const int64_t first_row = item % blocks * cut.rows, first_panel = item / blocks * cut.panels;
+  LinearInput part = input;
+  part.x += first_row * input.stride;
+  part.records += first_row * record_bytes(weight.input(), weight.cols());
+  part.num_rows = std::min<int64_t>(cut.rows, input.num_rows - first_row);
+  LinearOutput to = output;
+  to.out += first_row * output.stride;
+  multiply_panels(*isa.packed, weight, part, first_panel, std::min<int64_t>(first_panel + cut.panels, weight.num_panels()), to);
+}
+
+template <class Body>
+void DecoderStep::for_rows(const Operation& operation, int32_t item, const Body& body) const {
+  const int64_t first = int64_t(item) * operation.chunk;
+  for (int64_t row = first; row < std::min<int64_t>(first + operation.chunk, operation.num_rows); ++row) body(row);
+}
+
+void DecoderStep::execute(int32_t number, int32_t item, int thread) noexcept {
+  const Operation& operation = operations_[size_t(number)];
+  const int32_t index = operation.layer;
+  const DecoderLayer& layer = model_.layers[size_t(index)];
+  const bool last = index + 1 == int32_t(model_.layers.size());
+  const auto multiply_with = [&](const Linear& linear, const float* x, float* out, bool add) {
+    multiply(operation, item, linear, x, out, add);
+  };
+  const auto each_row = [&](const auto& body) { for_rows(operation, item, body); };
+  switch (operation.kind) {
+    case Kind::embed: return each_row([&](int64_t row) { embed_row(row); });
+    case Kind::qkv: return multiply_with(layer.qkv, work_.normed, work_.wide, false);
+    case Kind::rotate: return each_row([&](int64_t row) { rotate_row(layer, index, row); });
+    case Kind::attend: return isa_.kernels->attend(call_of(index), schedule_of(index).items[size_t(item)], work_.scratch(thread));
+    case Kind::merge: {
+      const AttentionSchedule& schedule = schedule_of(index);
+      const auto [first, count] = schedule.spans[size_t(item)];
+      return isa_.kernels->merge(call_of(index), &schedule.items[size_t(first)], count, work_.scratch(thread));
+    }
+    case Kind::keep: return keep_rows();
+    case Kind::attended: return each_row([&](int64_t row) { prepare(layer.o, work_.inner, row); });
+    case Kind::o: return multiply_with(layer.o, work_.inner, half_out(layer.attn_out_norm), layer.attn_out_norm.empty());
+    case Kind::middle:
+      return each_row([&](int64_t row) {
+        finish_half(row, layer.attn_out_norm, layer.mlp_norm);
+        prepare(layer.gate_up, work_.normed, row);
+      });
+    case Kind::gate_up: return multiply_with(layer.gate_up, work_.normed, work_.wide, false);
+    case Kind::activate: return each_row([&](int64_t row) { activate_row(layer, row); });
+    case Kind::down: return multiply_with(layer.down, work_.inner, half_out(layer.mlp_out_norm), layer.mlp_out_norm.empty());
+    case Kind::next:
+      return each_row([&](int64_t row) {
+        finish_half(row, layer.mlp_out_norm, last ? model_.norm : model_.layers[size_t(index) + 1].attn_norm);
+        if (!last) prepare(model_.layers[size_t(index) + 1].qkv, work_.normed, row);
+      });
+    case Kind::emit:
+      return each_row([&](int64_t row) {
+        const float* from = work_.normed + output_[size_t(row)] * model_.hidden_size;
+        std::memcpy(input_.hidden + row * model_.hidden_size, from, size_t(model_.hidden_size) * 4);
+      });
+  }
+}
+
+// A half without a norm of its own adds its answer to the residual itself.
+float* DecoderStep::half_out(const Norm& own) const { return own.empty() ? work_.residual : work_.answer; }
+
+// x has as many columns as the weight; out as many as its outputs.
+void DecoderStep::multiply(const Operation& operation, int32_t item, const Linear& linear, const float* x, float* out,
+                           bool add) const {
+  const PackedWeight& weight = *linear.weight;
+  multiply_item(isa_, weight, {x, weight.cols(), operation.num_rows, work_.records},
+                {out, weight.rows(), linear.bias_or_null(), add}, {operation.chunk, operation.block, 0}, item);
+}
+
+// The record of row `index` of x for the product with a weight.
+void DecoderStep::prepare(const Linear& linear, const float* x, int64_t index) const {
+  const InputKind kind = linear.weight->input();
+  const int64_t cols = linear.weight->cols();
+  if (kind != InputKind::plain) isa_.packed->prepare_row(kind, x + index * cols, cols, work_.records + index * record_bytes(kind, cols));
+}
+
+// residual: null, or the row that x is added to first.
+void DecoderStep::norm(const float* x, float* residual, const Norm& weight, float* out) const {
+  isa_.kernels->rms_norm_row(x, residual, weight.data(), out, DType::f32, int64_t(weight.size()), model_.norm_eps, model_.norm_offset);
+}
+
+void DecoderStep::embed_row(int64_t row) const {
+  const int64_t width = model_.hidden_size;
+  float* residual = work_.residual + row * width;
+  unpack_row(*model_.embed, input_.token_ids[row], residual);
+  if (model_.embedding_scale != 1.0f)
+    for (int64_t i = 0; i < width; ++i) residual[i] *= model_.embedding_scale;
+  const DecoderLayer& first = model_.layers.front();
+  if (first.attn_norm.empty()) {
+    std::memcpy(work_.normed + row * width, residual, size_t(width) * 4);
+  } else {
+    norm(residual, nullptr, first.attn_norm, work_.normed + row * width);
+  }
+  prepare(first.qkv, work_.normed, row);
+}
+
+void DecoderStep::rotate_row(const DecoderLayer& layer, int64_t index, int64_t row) const {
+  const int64_t head_size = model_.head_size;
+  float* query = work_.wide + row * model_.qkv_size();
+  float* key = query + model_.q_size();
+  float* value = key + model_.kv_size();
+  for (const auto& [heads, count, weight] :
+       {std::tuple(query, model_.num_heads, &layer.q_norm), std::tuple(key, model_.num_kv_heads, &layer.k_norm)}) {
+    if (model_.qk_norm == QkNorm::whole) norm(heads, nullptr, *weight, heads);
+    for (int64_t head = 0; head < count; ++head) {
+      float* values = heads + head * head_size;
+      if (model_.qk_norm == QkNorm::head) norm(values, nullptr, *weight, values);
+      if (layer.rope.half > 0) {
+        const int64_t at = input_.positions[row] * layer.rope.half;
+        isa_.kernels->rope_row(values, DType::f32, layer.rope.cos + at, layer.rope.sin + at, layer.rope.half);
+      }
+    }
+  }
+  const int64_t slot = input_.slots[row];
+  if (slot < 0) return;
+  for (const auto& [from, cache] : {std::pair(key, &input_.keys[size_t(index)]), std::pair(value, &input_.values[size_t(index)])}) {
+    void* to = cache->at(slot / cache->shape[1], slot % cache->shape[1]);
+    isa_.kernels->copy_row(from, DType::f32, to, cache->type, model_.kv_size());
+  }
+}
+
+// Adds what half a block answered to the residual and makes the input of the next half.
+void DecoderStep::finish_half(int64_t row, const Norm& own, const Norm& following) const {
+  const int64_t width = model_.hidden_size;
+  float *residual = work_.residual + row * width, *answer = work_.answer + row * width, *normed = work_.normed + row * width;
+  if (!own.empty()) norm(answer, nullptr, own, answer);
+  if (!following.empty()) {
+    if (own.empty()) return norm(residual, nullptr, following, normed);
+    return norm(answer, residual, following, normed);
+  }
+  if (!own.empty())
+    for (int64_t i = 0; i < width; ++i) residual[i] += answer[i];
+  std::memcpy(normed, residual, size_t(width) * 4);
+}
+
+void DecoderStep::activate_row(const DecoderLayer& layer, int64_t row) const {
+  const int64_t width = model_.intermediate_size;
+  const float* gate = work_.wide + row * 2 * width;
+  const auto kernel = model_.activation == Activation::silu ? isa_.kernels->silu_mul_row : isa_.kernels->gelu_tanh_mul_row;
+  kernel(gate, gate + width, work_.inner + row * width, DType::f32, width);
+  prepare(layer.down, work_.inner, row);
+}
+
+// Moves up the rows that go on. kept_[i] >= i, so a row is read before it is overwritten.
+void DecoderStep::keep_rows() const {
+  const auto move = [&](float* rows, int64_t width) {
+    for (size_t i = 0; i < kept_.size(); ++i)
+      std::memmove(rows + int64_t(i) * width, rows + kept_[i] * width, size_t(width) * 4);
+  };
+  move(work_.residual, model_.hidden_size);
+  move(work_.inner, model_.q_size());
+}
+
+}  // namespace quire

@@ -1,0 +1,121 @@
+#include "decoder/plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "common/error.h"
+#include "common/pool.h"
+
+namespace quire {
+namespace {
+
+void require(bool holds, const std::string& message) {
+  if (!holds) refuse(message);
+}
+
+void check_weight(const std::string& name, const PackedWeight* weight, int64_t rows, int64_t cols) {
+  require(weight != nullptr && weight->rows() == rows && weight->cols() == cols,
+          name + " must have shape [" + std::to_string(rows) + ", " + std::to_string(cols) + "]" +
+              (weight ? ", got [" + std::to_string(weight->rows()) + ", " + std::to_string(weight->cols()) + "]" : ""));
+}
+
+void check_vector(const std::string& name, const std::vector<float>& values, int64_t size, bool optional = true) {
+  require((optional && values.empty()) || int64_t(values.size()) == size,
+          name + " must have " + std::to_string(size) + " numbers, got " + std::to_string(values.size()));
+}
+
+void check_linear(const std::string& name, const Linear& linear, int64_t rows, int64_t cols) {
+  check_weight(name, linear.weight, rows, cols);
+  check_vector(name + "_bias", linear.bias, rows);
+}
+
+DecoderModel checked(DecoderModel m) {
+  require(m.num_kv_heads >= 1 && m.num_heads >= 1 && m.num_heads % m.num_kv_heads == 0,
+          "num_heads is " + std::to_string(m.num_heads) + ", which is not a multiple of num_kv_heads " +
+              std::to_string(m.num_kv_heads));
+  require(m.head_size >= 1 && m.head_size <= 512, "head_size must be between 1 and 512, got " + std::to_string(m.head_size));
+  require(!m.layers.empty(), "layers must not be empty");
+  check_weight("embed", m.embed, m.vocab_size, m.hidden_size);
+  check_weight("head", m.head, m.vocab_size, m.hidden_size);
+  check_vector("norm", m.norm, m.hidden_size, false);
+  for (size_t i = 0; i < m.layers.size(); ++i) {
+    const DecoderLayer& layer = m.layers[i];
+    const std::string at = "layers[" + std::to_string(i) + "].";
+    check_linear(at + "qkv", layer.qkv, m.qkv_size(), m.hidden_size);
+    check_linear(at + "o", layer.o, m.hidden_size, m.q_size());
+    check_linear(at + "gate_up", layer.gate_up, 2 * m.intermediate_size, m.hidden_size);
+    check_linear(at + "down", layer.down, m.hidden_size, m.intermediate_size);
+    check_vector(at + "attn_norm", layer.attn_norm, m.hidden_size);
+    check_vector(at + "attn_out_norm", layer.attn_out_norm, m.hidden_size);
+    check_vector(at + "mlp_norm", layer.mlp_norm, m.hidden_size);
+    check_vector(at + "mlp_out_norm", layer.mlp_out_norm, m.hidden_size);
+    const bool whole = m.qk_norm == QkNorm::whole;
+    check_vector(at + "q_norm", layer.q_norm, whole ? m.q_size() : m.head_size, m.qk_norm == QkNorm::none);
+    check_vector(at + "k_norm", layer.k_norm, whole ? m.kv_size() : m.head_size, m.qk_norm == QkNorm::none);
+    require(2 * layer.rope.half <= m.head_size, at + "cos has " + std::to_string(layer.rope.half) +
+                                                    " columns, more than half of the head size " + std::to_string(m.head_size));
+    require(layer.window >= 0, at + "window must be 0 (none) or more, got " + std::to_string(layer.window));
+  }
+  return m;
+}
+
+}  // namespace
+
+DecoderPlan::DecoderPlan(DecoderModel model) : model_(checked(std::move(model))) {}
+
+// Sizes are powers of two, so that steps of many lengths allocate a few times only.
+Workspace& DecoderPlan::workspace(int64_t tokens) {
+  if (!workspace_ || workspace_->max_tokens < tokens) {
+    workspace_.reset();
+    workspace_ = std::make_unique<Workspace>(model_, int64_t(std::bit_ceil(uint64_t(tokens))));
+  }
+  return *workspace_;
+}
+
+void DecoderPlan::forward(const Isa& isa, const StepInput& input) {
+  const std::lock_guard lock(mutex_);
+  DecoderStep(model_, isa, workspace(input.num_tokens), input).run();
+}
+
+void DecoderPlan::logits(const Isa& isa, const float* hidden, int64_t rows, float* out) {
+  const std::lock_guard lock(mutex_);
+  const Workspace& work = workspace(1);
+  const PackedWeight& head = *model_.head;
+  const InputKind kind = head.input();
+  const int64_t width = model_.hidden_size, record = record_bytes(kind, width);
+  for (int64_t done = 0; done < rows; done += work.max_tokens) {  // as many rows at a time as there are records
+    const int64_t count = std::min(rows - done, work.max_tokens);
+    const float* x = hidden + done * width;
+    float* to = out + done * model_.vocab_size;
+    const int threads = threads_for(double(count) * double(head.rows() * width));
+    const ProductCut cut = cut_product(head, count, threads);
+    struct Context {
+      const Isa& isa;
+      const DecoderModel& model;
+      LinearInput input;
+      LinearOutput output;
+      ProductCut cut;
+      uint8_t* records;
+      int64_t record;
+    } context{isa, model_, {x, width, count, work.records}, {to, model_.vocab_size, nullptr, false}, cut, work.records, record};
+    Program program;
+    program.counts = {kind == InputKind::plain ? 0 : int32_t(count), int32_t(cut.items),
+                      model_.logit_softcap > 0 ? int32_t(count) : 0};
+    program.context = &context;
+    program.run = [](void* pointer, int32_t operation, int32_t item, int) noexcept {
+      const Context& c = *static_cast<Context*>(pointer);
+      const int64_t cols = c.model.hidden_size, vocab = c.model.vocab_size;
+      if (operation == 0) {
+        c.isa.packed->prepare_row(c.model.head->input(), c.input.x + item * cols, cols, c.records + item * c.record);
+      } else if (operation == 1) {
+        multiply_item(c.isa, *c.model.head, c.input, c.output, c.cut, item);
+      } else {
+        c.isa.kernels->softcap_row(c.output.out + item * vocab, vocab, c.model.logit_softcap);
+      }
+    };
+    run_program(program, threads);
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,41 @@
+#include "decoder/workspace.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace quire {
+namespace {
+
+// Bytes of the largest record that a product of the model reads.
+int64_t most_record_bytes(const DecoderModel& model) {
+  int64_t most = record_bytes(model.head->input(), model.head->cols());
+  for (const DecoderLayer& layer : model.layers)
+    for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
+      most = std::max(most, record_bytes(linear->weight->input(), linear->weight->cols()));
+  return most;
+}
+
+}  // namespace
+
+Workspace::Workspace(const DecoderModel& model, int64_t tokens) : max_tokens(tokens) {
+  const int64_t hidden = aligned(tokens * model.hidden_size * 4);
+  const int64_t wide_bytes = aligned(tokens * std::max(model.qkv_size(), 2 * model.intermediate_size) * 4);
+  const int64_t inner_bytes = aligned(tokens * std::max(model.q_size(), model.intermediate_size) * 4);
+  memory_ = allocate<uint8_t>(3 * hidden + wide_bytes + inner_bytes + tokens * most_record_bytes(model));
+  uint8_t* next = memory_.get();
+  const auto take = [&](int64_t bytes) { return reinterpret_cast<float*>(std::exchange(next, next + bytes)); };
+  residual = take(hidden);
+  normed = take(hidden);
+  answer = take(hidden);
+  wide = take(wide_bytes);
+  inner = take(inner_bytes);
+  records = next;
+}
+
+void Workspace::reserve(int threads, int64_t scratch_floats, int64_t partial_floats) {
+  if (int(scratch_.size()) < threads) scratch_.resize(size_t(threads));
+  for (Scratch<float>& each : scratch_) each.reserve(scratch_floats);
+  partials_.reserve(partial_floats);
+}
+
+}  // namespace quire

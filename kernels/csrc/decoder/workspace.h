@@ -1,0 +1,33 @@
+// The memory of a step: floats between the operations, records of product inputs, and each thread's scratch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/memory.h"
+#include "decoder/model.h"
+
+namespace quire {
+
+class Workspace {
+ public:
+  Workspace(const DecoderModel& model, int64_t max_tokens);
+
+  // Rows of max_tokens each. `wide` holds queries, keys and values, then gates and ups; `inner` what attention answers, then
+  // the activated gates.
+  float *residual, *normed, *answer, *wide, *inner;
+  uint8_t* records;
+  int64_t max_tokens;
+
+  // Grow-only. Scratch is initialised, as attend() wants it.
+  void reserve(int threads, int64_t scratch_floats, int64_t partial_floats);
+  float* scratch(int thread) const { return scratch_[size_t(thread)].get(); }
+  float* partials() const { return partials_.get(); }
+
+ private:
+  Memory<uint8_t> memory_;
+  std::vector<Scratch<float>> scratch_;
+  Scratch<float> partials_;
+};
+
+}  // namespace quire

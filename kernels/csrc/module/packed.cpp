@@ -1,0 +1,105 @@
+// The Python face of packed weights.
+#include "module/bindings.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/checks.h"
+#include "isa/isa.h"
+#include "module/dlpack.h"
+#include "packed/weight.h"
+
+namespace nb = nanobind;
+
+namespace quire {
+namespace {
+
+constexpr const char* kFormats[] = {"f32", "f16", "bf16", "q8", "q4"};
+
+Format format_of(const std::string& name) {
+  for (int i = 0; i < 5; ++i)
+    if (name == kFormats[i]) return Format(i);
+  refuse("format must be f32, f16, bf16, q8 or q4, got '" + name + "'");
+}
+
+// As "q4", or "q4+q8" where the parts differ.
+std::string format_name(const PackedWeight& weight) {
+  std::string names;
+  for (const PackedMatrix& part : weight.parts()) {
+    const std::string name = kFormats[int(part.format)];
+    if (names.empty()) names = name;
+    else if (("+" + names + "+").find("+" + name + "+") == std::string::npos) names += "+" + name;
+  }
+  return names;
+}
+
+std::unique_ptr<PackedWeight> call_pack_weight(nb::handle weight, const std::string& format) {
+  const Tensor from = borrow(weight, 2, "weight");
+  check_float({"weight", from, 2});
+  const Format to = format_of(format);
+  const nb::gil_scoped_release release;
+  return pack(from, to);
+}
+
+// What a part is made of was checked by quire_kernels.ops; that its blocks are all there is checked here.
+std::unique_ptr<PackedWeight> call_pack_gguf(nb::list parts, int64_t cols) {
+  std::vector<GgufPart> list;
+  for (const nb::handle part : parts) {
+    const auto [raw, type, rows, bytes] = nb::cast<std::tuple<nb::object, int, int64_t, int64_t>>(part);
+    const Tensor blocks = borrow(raw, 1, "raw");
+    check({"raw", blocks, 1}, {bytes}, DType::u8);
+    list.push_back({blocks.as<const uint8_t>(), type, rows});
+  }
+  const nb::gil_scoped_release release;
+  return pack_gguf(list, cols);
+}
+
+const PackedWeight& weight_of(nb::handle packed) {
+  if (!nb::isinstance<PackedWeight>(packed))
+    refuse(std::string("packed must be a weight that this implementation packed, got ") +
+           nb::type_name(packed.type()).c_str());
+  return *nb::cast<const PackedWeight*>(packed);
+}
+
+void call_packed_linear(nb::handle x, nb::handle packed, nb::handle bias, nb::handle out) {
+  const Tensor from = borrow(x, 2, "x"), to = borrow(out, 2, "out");
+  const PackedWeight& weight = weight_of(packed);
+  check({"x", from, 2}, {from.shape[0], weight.cols()}, DType::f32);
+  Tensor terms;
+  if (!bias.is_none()) {
+    terms = borrow(bias, 1, "bias");
+    check({"bias", terms, 1}, {weight.rows()}, DType::f32);
+  }
+  check({"out", to, 2}, {from.shape[0], weight.rows()}, DType::f32);
+  const nb::gil_scoped_release release;
+  packed_linear(*current_isa().packed, from, weight, terms.as<const float>(), to);
+}
+
+void call_unpack_weight(nb::handle packed, nb::handle out) {
+  const PackedWeight& weight = weight_of(packed);
+  const Tensor to = borrow(out, 2, "out");
+  check({"out", to, 2}, {weight.rows(), weight.cols()}, DType::f32);
+  const nb::gil_scoped_release release;
+  for (int64_t row = 0; row < weight.rows(); ++row) unpack_row(weight, row, reinterpret_cast<float*>(to.at(row)));
+}
+
+}  // namespace
+
+void bind_packed(nb::module_& m) {
+  nb::class_<PackedWeight>(m, "PackedWeight", "A weight laid out for products; see quire_kernels.ops.pack_weight.")
+      .def_prop_ro("format", &format_name)
+      .def_prop_ro("shape", [](const PackedWeight& w) { return nb::make_tuple(w.rows(), w.cols()); })
+      .def_prop_ro("nbytes", &PackedWeight::num_bytes);
+  m.def("pack_weight", &call_pack_weight);
+  m.def("pack_gguf", &call_pack_gguf);
+  m.def("packed_linear", &call_packed_linear, nb::arg("x"), nb::arg("packed"), nb::arg("bias").none(), nb::arg("out"));
+  m.def("unpack_weight", &call_unpack_weight);
+}
+
+}  // namespace quire

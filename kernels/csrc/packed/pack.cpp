@@ -1,0 +1,157 @@
+// Laying weights out in panels, panel by panel on all threads.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "common/error.h"
+#include "common/pool.h"
+#include "packed/blocks.h"
+#include "packed/weight.h"
+
+namespace quire {
+namespace {
+
+using packing::QuantBlock;
+
+void place(const PackedMatrix& m, uint8_t* block, int64_t lane, const QuantBlock& from) {
+  auto* scales = reinterpret_cast<packing::f16*>(block);
+  packing::narrow(from.scale[0], scales + lane);
+  if (m.halves) packing::narrow(from.scale[1], scales + kPanelRows + lane);
+  packing::f16* minima = scales + (1 + m.halves) * kPanelRows;
+  if (m.minima) packing::narrow(from.minimum, minima + lane);
+  uint8_t* quants = reinterpret_cast<uint8_t*>(minima + m.minima * kPanelRows) + lane * 4;
+  for (int i = 0; i < kQuantBlock; i += 4)
+    if (m.format == Format::q8) {
+      std::memcpy(quants + i * kPanelRows, from.quant + i, 4);
+    } else if (i < kQuantBlock / 2) {
+      for (int j = 0; j < 4; ++j)
+        quants[i * kPanelRows + j] = uint8_t(from.quant[i + j] | from.quant[i + j + kQuantBlock / 2] << 4);
+    }
+}
+
+// write(row of the part, lane, its panel) for all rows of a part; lanes without a row are zeros.
+template <class Write>
+void for_rows(const PackedMatrix& m, Write write) {
+  const auto panel = [&](int64_t p) {
+    auto* to = const_cast<uint8_t*>(m.panel(p));
+    std::memset(to, 0, size_t(m.panel_bytes()));
+    for (int64_t row = p * kPanelRows; row < std::min(m.rows, (p + 1) * kPanelRows); ++row)
+      write(row, row % kPanelRows, to);
+  };
+  const int64_t threads = std::min<int64_t>(num_threads(), 1 + m.rows * m.cols / 65536);
+  parallel_for(m.num_panels(), int(threads), panel);
+}
+
+template <class Get>
+void place_floats(const PackedMatrix& m, int64_t lane, uint8_t* panel, Get get) {
+  for (int64_t k = 0; k < m.cols; ++k) {
+    const float x = get(k);
+    if (m.format == Format::f32) reinterpret_cast<float*>(panel)[k * kPanelRows + lane] = x;
+    if (m.format == Format::f16)
+      packing::narrow(x, reinterpret_cast<packing::f16*>(panel) + k * kPanelRows + lane);
+    if (m.format == Format::bf16)
+      packing::narrow(x, reinterpret_cast<packing::bf16*>(panel) + (k / 2 * kPanelRows + lane) * 2 + k % 2);
+  }
+}
+
+// False where a number is not finite, or too large for a scale in float16.
+template <class Get>
+bool quantize_floats(const PackedMatrix& m, int64_t lane, uint8_t* panel, Get get) {
+  for (int64_t first = 0; first < m.cols; first += kQuantBlock, panel += m.block_bytes()) {
+    float x[kQuantBlock] = {};
+    const int64_t count = std::min<int64_t>(kQuantBlock, m.cols - first);
+    for (int64_t i = 0; i < count; ++i) {
+      x[i] = get(first + i);
+      if (!(std::fabs(x[i]) <= 32768.0f)) return false;
+    }
+    QuantBlock block{};
+    m.format == Format::q8 ? packing::quantize_q8(x, block) : packing::quantize_q4(x, block);
+    place(m, panel, lane, block);
+  }
+  return true;
+}
+
+void fill(const PackedMatrix& m, const Tensor& weight) {
+  std::atomic<int64_t> bad{-1};
+  for_rows(m, [&](int64_t row, int64_t lane, uint8_t* panel) {
+    packing::with_type(weight.type, [&](auto* type) {
+      const auto* from = reinterpret_cast<const decltype(type)>(weight.at(row));
+      const auto get = [&](int64_t k) { return packing::widen(from[k]); };
+      if (m.input() != InputKind::int8) return place_floats(m, lane, panel, get);
+      if (quantize_floats(m, lane, panel, get)) return;
+      int64_t first = bad;
+      while ((first < 0 || row < first) && !bad.compare_exchange_weak(first, row)) {
+      }
+    });
+  });
+  if (bad >= 0)
+    throw ArgumentError("weight[" + std::to_string(bad) +
+                        "] holds a number that is not finite or above 32768, which has no quants; pack it as f32 or bf16");
+}
+
+void fill(const PackedMatrix& m, const packing::GgufType& type, const uint8_t* raw) {
+  const int64_t parts = type.elements / kQuantBlock, row_bytes = m.cols / type.elements * type.bytes;
+  for_rows(m, [&](int64_t row, int64_t lane, uint8_t* panel) {
+    for (int64_t b = 0; b < blocks_of(m.cols); ++b, panel += m.block_bytes()) {
+      QuantBlock block{};
+      type.split(raw + row * row_bytes + b / parts * type.bytes, int(b % parts), block);
+      place(m, panel, lane, block);
+    }
+  });
+}
+
+Tensor matrix_of(const uint8_t* raw, DType type, int64_t rows, int64_t cols) {
+  Tensor t;
+  t.data = reinterpret_cast<char*>(const_cast<uint8_t*>(raw));
+  t.type = type;
+  t.shape[0] = rows;
+  t.shape[1] = cols;
+  t.stride[0] = cols;
+  t.stride[1] = 1;
+  return t;
+}
+
+PackedMatrix like_part(const GgufPart& part, int64_t cols) {
+  PackedMatrix like;
+  if (const packing::GgufType* type = packing::gguf_type(part.ggml_type))
+    like = type->like;
+  else
+    like.format = part.ggml_type == 0 ? Format::f32 : part.ggml_type == 1 ? Format::f16 : Format::bf16;
+  like.rows = part.rows;
+  like.cols = cols;
+  return like;
+}
+
+}  // namespace
+
+std::unique_ptr<PackedWeight> pack(const Tensor& weight, Format format) {
+  PackedMatrix like;
+  if (format == Format::q8) like = packing::quants(format, false, false, 128, 255);
+  if (format == Format::q4) like = packing::quants(format, true, false, 0, 15);
+  like.format = format;
+  like.rows = weight.shape[0];
+  like.cols = weight.shape[1];
+  auto packed = std::make_unique<PackedWeight>(std::vector{like});
+  fill(packed->parts().front(), weight);
+  return packed;
+}
+
+std::unique_ptr<PackedWeight> pack_gguf(const std::vector<GgufPart>& parts, int64_t cols) {
+  std::vector<PackedMatrix> likes;
+  for (const GgufPart& part : parts) likes.push_back(like_part(part, cols));
+  auto packed = std::make_unique<PackedWeight>(std::move(likes));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const PackedMatrix& matrix = packed->parts()[i];
+    if (const packing::GgufType* type = packing::gguf_type(parts[i].ggml_type)) {
+      fill(matrix, *type, parts[i].raw);
+    } else {
+      const DType types[] = {DType::f32, DType::f16, DType::bf16};
+      fill(matrix, matrix_of(parts[i].raw, types[int(matrix.format)], matrix.rows, cols));
+    }
+  }
+  return packed;
+}
+
+}  // namespace quire

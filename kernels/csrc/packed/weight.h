@@ -1,0 +1,59 @@
+// The owner of packed weights, and what is done with whole weights: pack, unpack, multiply.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "common/memory.h"
+#include "packed/layout.h"
+
+namespace quire {
+
+// A stack of matrices that read the same input; output columns follow each other in the order of the parts. Immutable once
+// made. All parts have the same input kind.
+class PackedWeight {
+ public:
+  const std::vector<PackedMatrix>& parts() const { return parts_; }
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  int64_t num_panels() const { return num_panels_; }
+  int64_t num_bytes() const { return num_bytes_; }
+  InputKind input() const { return parts_.front().input(); }
+
+  // Makes room for the parts, whose data is still to be written (they then point to it). Throws ArgumentError where the
+  // parts do not share cols and input kind.
+  explicit PackedWeight(std::vector<PackedMatrix> parts);
+
+ private:
+  std::vector<PackedMatrix> parts_;
+  Memory<uint8_t> memory_;
+  int64_t rows_ = 0, cols_ = 0, num_panels_ = 0, num_bytes_ = 0;
+};
+
+// Lay out a matrix [N, K] of floats, rounding or quantising it to the format. Throws ArgumentError where a number cannot be
+// quantised.
+std::unique_ptr<PackedWeight> pack(const Tensor& weight, Format format);
+
+// Rows of a GGUF tensor: its blocks as they lie in the file, and its type's number there.
+struct GgufPart {
+  const uint8_t* raw;
+  int ggml_type;
+  int64_t rows;
+};
+
+// Lay out the blocks of GGUF tensors [rows, cols] that read the same input, without dequantising. cols is a multiple of each
+// type's block. Exact, but for scales and minima of K types: these are rounded to float16.
+std::unique_ptr<PackedWeight> pack_gguf(const std::vector<GgufPart>& parts, int64_t cols);
+
+// The outputs of the panels [first, last), numbered through all parts, for all rows of the input.
+void multiply_panels(const PackedKernels& kernels, const PackedWeight& weight, const LinearInput& input, int64_t first,
+                     int64_t last, const LinearOutput& output);
+
+// out = x W^T (+ bias) for x [M, K] and out [M, N], both f32, on the pool's threads.
+void packed_linear(const PackedKernels& kernels, const Tensor& x, const PackedWeight& weight, const float* bias,
+                   const Tensor& out);
+
+// Row `row` of the weight (numbered through all parts) in fp32: cols floats. Serves embeddings that are tied to the head.
+void unpack_row(const PackedWeight& weight, int64_t row, float* out);
+
+}  // namespace quire
