@@ -16,6 +16,13 @@ from torch import Tensor
 import quire_kernels
 from quire_kernels import ops
 
+# Scores and sums are fp32, so what is left is the rounding of the result to its type (half a unit: 2^-9, 2^-12).
+ATTENTION_TOLERANCE: dict[torch.dtype, dict[str, float]] = {
+    torch.float32: {"rtol": 1e-5, "atol": 3e-6},
+    torch.bfloat16: {"rtol": 2**-8, "atol": 1e-5},
+    torch.float16: {"rtol": 2**-11, "atol": 1e-5},
+}
+
 
 @dataclass(frozen=True)
 class PagedBatch:

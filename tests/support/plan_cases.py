@@ -15,10 +15,22 @@ from quire_kernels.decoder import DecoderPlan, Layer, Model
 VOCAB, POSITIONS, BLOCK = 61, 200, 8
 
 
-def model(format: str = "f32", **changes: Any) -> Model:
-    """Two layers of grouped-query attention over heads of 8 with biases, the second with a window."""
+@dataclass(frozen=True)
+class Shape:
+    """Of a model and of the blocks of its caches."""
+
+    hidden: int = 48
+    heads: int = 6
+    kv_heads: int = 2
+    head_size: int = 8
+    inner: int = 40
+    block: int = BLOCK
+
+
+def model(format: str = "f32", shape: Shape = Shape(), **changes: Any) -> Model:
+    """Two layers of grouped-query attention with biases, the second with a window."""
     torch.manual_seed(3)
-    hidden, heads, kv_heads, head_size, inner = 48, 6, 2, 8, 40
+    hidden, heads, kv_heads, head_size, inner = shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.inner
     angles = torch.outer(torch.arange(float(POSITIONS)), 0.5 ** torch.arange(4.0))
     wide = (heads + 2 * kv_heads) * head_size
 
@@ -67,25 +79,28 @@ class Pool:
     keys: list[Tensor]
     values: list[Tensor]
     tables: Tensor
+    block: int
 
     @classmethod
-    def make(cls, sequences: int, dtype: torch.dtype = torch.float32) -> Pool:
-        columns = -(-POSITIONS // BLOCK)
-        shape = (sequences * columns, BLOCK, 2, 8)
-        caches = [[torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)] for _ in range(2)]
-        order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1))
-        return cls(caches[0], caches[1], order.int().view(sequences, columns))
+    def make(cls, sequences: int, dtype: torch.dtype = torch.float32, shape: Shape = Shape()) -> Pool:
+        columns = -(-POSITIONS // shape.block)
+        size = (sequences * columns, shape.block, shape.kv_heads, shape.head_size)
+        caches = [[torch.full(size, float("nan"), dtype=dtype) for _ in range(2)] for _ in range(2)]
+        order = torch.randperm(size[0], generator=torch.Generator().manual_seed(1))
+        return cls(caches[0], caches[1], order.int().view(sequences, columns), shape.block)
 
     def arguments(self, tokens: Sequence[Sequence[int]], spans: Sequence[range], rows: Sequence[int]) -> dict[str, Any]:
-        """Arguments of `DecoderPlan.forward` for a part of each sequence; empty spans are left out."""
+        """Arguments of `DecoderPlan.forward` for a part of each sequence; empty spans are left out, and columns of the block
+        table that no sequence needs."""
         active = [index for index, span in enumerate(spans) if span]
         positions = torch.tensor([p for index in active for p in spans[index]], dtype=torch.int64)
+        columns = max((-(-spans[index].stop // self.block) for index in active), default=0)
         owner = torch.tensor([index for index in active for _ in spans[index]], dtype=torch.int64)
         return {
             "token_ids": torch.tensor([tokens[index][p] for index in active for p in spans[index]], dtype=torch.int64),
             "positions": positions,
-            "slot_mapping": self.tables[owner, positions // BLOCK].long() * BLOCK + positions % BLOCK,
-            "block_tables": self.tables[active].contiguous(),
+            "slot_mapping": self.tables[owner, positions // self.block].long() * self.block + positions % self.block,
+            "block_tables": self.tables[active, :columns].clone(),
             "query_start": torch.tensor([0, *(len(spans[i]) for i in active)]).cumsum(0).int(),
             "context_lens": torch.tensor([spans[i].stop for i in active], dtype=torch.int32),
             "logit_rows": torch.tensor(rows, dtype=torch.int64),
@@ -99,9 +114,10 @@ def run(
     tokens: Sequence[Sequence[int]],
     cuts: Sequence[Sequence[int]],
     dtype: torch.dtype = torch.float32,
+    shape: Shape = Shape(),
 ) -> list[Tensor]:
     """Hidden states [T, H] of each sequence, computed side by side in steps that end at the cuts of each sequence."""
-    pool = Pool.make(len(tokens), dtype)
+    pool = Pool.make(len(tokens), dtype, shape)
     done, results = [0] * len(tokens), [torch.empty(0, plan.hidden_size) for _ in tokens]
     for step in range(max(map(len, cuts))):
         spans = [range(at, each[step] if step < len(each) else at) for at, each in zip(done, cuts, strict=True)]

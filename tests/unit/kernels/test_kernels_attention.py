@@ -10,15 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernel_cases import ATTENTION_TOLERANCE as TOLERANCE
 from kernel_cases import PagedBatch, paged_batch
 from quire_kernels import ops
 
-# Scores and sums are fp32, so what is left is the rounding of the result to its type (half a unit: 2^-9, 2^-12).
-TOLERANCE: dict[torch.dtype, dict[str, float]] = {
-    torch.float32: {"rtol": 1e-5, "atol": 3e-6},
-    torch.bfloat16: {"rtol": 2**-8, "atol": 1e-5},
-    torch.float16: {"rtol": 2**-11, "atol": 1e-5},
-}
 MIXED = [(1, 700), (5, 5), (200, 1500), (33, 64), (0, 9), (1, 1), (70, 583)]
 
 
