@@ -18,14 +18,25 @@ from torch import Tensor
 
 from quire_kernels.dispatch import PackedWeight, select
 
-__all__ = ["DecoderPlan", "Layer", "Model", "unavailable"]
+__all__ = ["DecoderPlan", "Expert", "Layer", "Model", "unavailable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """One MLP of several: gate_up [2I, H], down [H, I], packed; those of a layer read their input in one form."""
+
+    gate_up: PackedWeight
+    down: PackedWeight
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A block: grouped-query attention and a gated MLP. With E = (Hq + 2 Hkv) * D:
+    """A block: grouped-query attention and a gated MLP, or experts in its place. With E = (Hq + 2 Hkv) * D:
 
     qkv [E, H], o [H, Hq * D], gate_up [2I, H], down [H, I]  packed weights; *_bias [outputs] float32
+    router                       [experts, H] packed as f32 or f16; with it and `experts` there is no gate_up and no down
     attn_norm, mlp_norm          [H] float32, of the input of each half; None: the half reads the residual as it is
     attn_out_norm, mlp_out_norm  [H] float32, of what each half answers, before it is added to the residual
     q_norm, k_norm               [D] or [Hq * D] and [Hkv * D] float32, as `Model.qk_norm` says
@@ -35,8 +46,10 @@ class Layer:
 
     qkv: PackedWeight
     o: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
+    gate_up: PackedWeight | None = None
+    down: PackedWeight | None = None
+    router: PackedWeight | None = None
+    experts: Sequence[Expert] = ()
     qkv_bias: Tensor | None = None
     o_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
@@ -63,6 +76,8 @@ class Model:
     activation         silu or gelu_tanh
     attention_softcap  see `ops.paged_attention`; logit_softcap: logits x become cap * tanh(x / cap); 0: they stay
     embedding_scale    factor of the token embeddings
+    experts_per_token  of the layers' experts (as many in each): those with the largest softmax of the router; their answers are
+                       added up with these shares, which normalise_experts makes sum up to 1
     """
 
     hidden_size: int
@@ -83,6 +98,8 @@ class Model:
     embedding_scale: float = 1.0
     qk_norm: str = "none"
     activation: str = "silu"
+    experts_per_token: int = 0
+    normalise_experts: bool = True
 
 
 def unavailable() -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels import ops
-from quire_kernels.decoder import DecoderPlan, Layer, Model
+from quire_kernels.decoder import DecoderPlan, Expert, Layer, Model
 
 VOCAB, POSITIONS, BLOCK = 61, 200, 8
 
@@ -25,10 +25,12 @@ class Shape:
     head_size: int = 8
     inner: int = 40
     block: int = BLOCK
+    experts: int = 0
+    chosen: int = 2
 
 
 def model(format: str = "f32", shape: Shape = Shape(), **changes: Any) -> Model:
-    """Two layers of grouped-query attention with biases, the second with a window."""
+    """Two layers of grouped-query attention with biases, the second with a window; an MLP in each, or experts."""
     torch.manual_seed(3)
     hidden, heads, kv_heads, head_size, inner = shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.inner
     angles = torch.outer(torch.arange(float(POSITIONS)), 0.5 ** torch.arange(4.0))
@@ -37,12 +39,20 @@ def model(format: str = "f32", shape: Shape = Shape(), **changes: Any) -> Model:
     def matrix(rows: int, cols: int) -> Any:
         return ops.pack_weight(torch.randn(rows, cols) / cols**0.5, format)
 
+    def mlp() -> dict[str, Any]:
+        return {"gate_up": matrix(2 * inner, hidden), "down": matrix(hidden, inner)}
+
+    def half() -> dict[str, Any]:
+        if not shape.experts:
+            return mlp()
+        router = ops.pack_weight(torch.randn(shape.experts, hidden), "f32")
+        return {"router": router, "experts": [Expert(**mlp()) for _ in range(shape.experts)]}
+
     layers = [
         Layer(
             qkv=matrix(wide, hidden),
             o=matrix(hidden, heads * head_size),
-            gate_up=matrix(2 * inner, hidden),
-            down=matrix(hidden, inner),
+            **half(),
             qkv_bias=torch.randn(wide),
             attn_norm=torch.rand(hidden) + 0.5,
             mlp_norm=torch.rand(hidden) + 0.5,
@@ -67,6 +77,7 @@ def model(format: str = "f32", shape: Shape = Shape(), **changes: Any) -> Model:
         "head": embed,
         "norm": torch.rand(hidden) + 0.5,
         "logit_softcap": 5.0,
+        "experts_per_token": shape.chosen if shape.experts else 0,
         **changes,
     }
     return Model(**settings)

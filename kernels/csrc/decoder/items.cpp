@@ -7,19 +7,6 @@
 
 namespace quire {
 
-void multiply_item(const Isa& isa, const PackedWeight& weight, const LinearInput& input, const LinearOutput& output,
-                   const ProductCut& cut, int32_t item) {
-  const int64_t blocks = (input.num_rows + cut.rows - 1) / cut.rows;  // of rows; one after the other for the same panels
-  const int64_t first_row = item % blocks * cut.rows, first_panel = item / blocks * cut.panels;
-  LinearInput part = input;
-  part.x += first_row * input.stride;
-  part.records += first_row * record_bytes(weight.input(), weight.cols());
-  part.num_rows = std::min<int64_t>(cut.rows, input.num_rows - first_row);
-  LinearOutput to = output;
-  to.out += first_row * output.stride;
-  multiply_panels(*isa.packed, weight, part, first_panel, std::min<int64_t>(first_panel + cut.panels, weight.num_panels()), to);
-}
-
 template <class Body>
 void DecoderStep::for_rows(const Operation& operation, int32_t item, const Body& body) const {
   const int64_t first = int64_t(item) * operation.chunk;
@@ -51,13 +38,24 @@ void DecoderStep::execute(int32_t number, int32_t item, int thread) noexcept {
     case Kind::middle:
       return each_row([&](int64_t row) {
         finish_half(row, layer.attn_out_norm, layer.mlp_norm);
-        prepare(layer.gate_up, work_.normed, row);
+        if (layer.experts.empty()) prepare(layer.gate_up, work_.normed, row);
       });
     case Kind::gate_up: return multiply_with(layer.gate_up, work_.normed, work_.wide, false);
-    case Kind::activate: return each_row([&](int64_t row) { activate_row(layer, row); });
+    case Kind::activate: return each_row([&](int64_t row) { activate_row(layer.down, row); });
     case Kind::down: return multiply_with(layer.down, work_.inner, half_out(layer.mlp_out_norm), layer.mlp_out_norm.empty());
+    case Kind::router: return multiply_with(layer.router, work_.normed, work_.wide, false);
+    case Kind::choose: return each_row([&](int64_t row) { work_.routing.choose(row, work_.wide + row * model_.num_experts); });
+    case Kind::sort: return sort_rows(layer, number);
+    case Kind::gather: return each_row([&](int64_t slot) { gather_slot(layer, slot); });
+    case Kind::experts_up: return multiply_expert(layer, work_.up_items, &Expert::gate_up, work_.sorted, work_.wide, item);
+    case Kind::experts_activate:
+      return each_row([&](int64_t slot) {
+        activate_row(layer.experts[size_t(work_.routing.expert_of(slot))].down, slot);
+      });
+    case Kind::experts_down: return multiply_expert(layer, work_.down_items, &Expert::down, work_.inner, work_.sorted, item);
     case Kind::next:
       return each_row([&](int64_t row) {
+        if (!layer.experts.empty()) combine_row(layer, row);
         finish_half(row, layer.mlp_out_norm, last ? model_.norm : model_.layers[size_t(index) + 1].attn_norm);
         if (!last) prepare(model_.layers[size_t(index) + 1].qkv, work_.normed, row);
       });
@@ -146,12 +144,49 @@ void DecoderStep::finish_half(int64_t row, const Norm& own, const Norm& followin
   std::memcpy(normed, residual, size_t(width) * 4);
 }
 
-void DecoderStep::activate_row(const DecoderLayer& layer, int64_t row) const {
+void DecoderStep::activate_row(const Linear& down, int64_t row) const {
   const int64_t width = model_.intermediate_size;
   const float* gate = work_.wide + row * 2 * width;
   const auto kernel = model_.activation == Activation::silu ? isa_.kernels->silu_mul_row : isa_.kernels->gelu_tanh_mul_row;
   kernel(gate, gate + width, work_.inner + row * width, DType::f32, width);
-  prepare(layer.down, work_.inner, row);
+  prepare(down, work_.inner, row);
+}
+
+// Runs alone, see plan_experts.
+void DecoderStep::sort_rows(const DecoderLayer& layer, int32_t number) {
+  Routing& routing = work_.routing;
+  routing.sort(operations_[size_t(number)].num_rows);
+  const auto count = [&](ExpertItems& items, Linear Expert::*which) {
+    const auto weight = [&](int64_t e) -> const PackedWeight& { return *(layer.experts[size_t(e)].*which).weight; };
+    return int32_t(items.cut(routing, model_.num_experts, threads_, weight));
+  };
+  program_.counts[size_t(number) + 2] = count(work_.up_items, &Expert::gate_up);
+  program_.counts[size_t(number) + 4] = count(work_.down_items, &Expert::down);
+}
+
+void DecoderStep::gather_slot(const DecoderLayer& layer, int64_t slot) const {
+  const int64_t width = model_.hidden_size;
+  std::memcpy(work_.sorted + slot * width, work_.normed + work_.routing.row_of(slot) * width, size_t(width) * 4);
+  prepare(layer.experts[size_t(work_.routing.expert_of(slot))].gate_up, work_.sorted, slot);
+}
+
+void DecoderStep::multiply_expert(const DecoderLayer& layer, const ExpertItems& items, Linear Expert::*which, const float* x,
+                                  float* out, int32_t item) const {
+  const auto& [expert, first_item, cut] = items.of(item);
+  const Linear& linear = layer.experts[size_t(expert)].*which;
+  const PackedWeight& weight = *linear.weight;
+  const int64_t first = work_.routing.first_slot(expert), rows = work_.routing.first_slot(expert + 1) - first;
+  multiply_item(isa_, weight,
+                {x + first * weight.cols(), weight.cols(), rows, work_.records + first * record_bytes(weight.input(), weight.cols())},
+                {out + first * weight.rows(), weight.rows(), linear.bias_or_null(), false}, cut, item - first_item);
+}
+
+// Adds the experts' answers to where an MLP's answer goes.
+void DecoderStep::combine_row(const DecoderLayer& layer, int64_t row) const {
+  const int64_t width = model_.hidden_size;
+  float* sum = half_out(layer.mlp_out_norm) + row * width;
+  if (!layer.mlp_out_norm.empty()) std::fill_n(sum, width, 0.0f);
+  work_.routing.combine(row, work_.sorted, width, sum);
 }
 
 // Moves up the rows that go on. kept_[i] >= i, so a row is read before it is overwritten.

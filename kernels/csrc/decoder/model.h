@@ -27,8 +27,14 @@ struct RopeTable {
 // Norm weights; empty: there is no such norm.
 using Norm = std::vector<float>;
 
+struct Expert {
+  Linear gate_up, down;
+};
+
 struct DecoderLayer {
-  Linear qkv, o, gate_up, down;
+  Linear qkv, o, gate_up, down;  // where there are experts, their MLPs stand for gate_up and down
+  Linear router;                 // one output for each expert
+  std::vector<Expert> experts;
   Norm attn_norm, attn_out_norm, mlp_norm, mlp_out_norm, q_norm, k_norm;
   RopeTable rope;
   int window = 0;
@@ -43,11 +49,15 @@ struct DecoderModel {
   float norm_eps = 0, norm_offset = 0, attention_scale = 0, attention_softcap = 0, logit_softcap = 0, embedding_scale = 1;
   QkNorm qk_norm = QkNorm::none;
   Activation activation = Activation::silu;
+  int64_t num_experts = 0, experts_per_token = 0;  // of each layer; 0: there are none
+  bool normalise_experts = true;
   std::vector<DecoderLayer> layers;
   const PackedWeight* embed = nullptr;  // one row a token; may be the head's
   const PackedWeight* head = nullptr;
   Norm norm;
 
+  // Rows of the MLP's products for each row of a step.
+  int64_t slots_per_row() const { return num_experts > 0 ? experts_per_token : 1; }
   int64_t q_size() const { return int64_t(num_heads) * head_size; }
   int64_t kv_size() const { return int64_t(num_kv_heads) * head_size; }
   int64_t qkv_size() const { return q_size() + 2 * kv_size(); }

@@ -30,22 +30,48 @@ void check_linear(const std::string& name, const Linear& linear, int64_t rows, i
   check_vector(name + "_bias", linear.bias, rows);
 }
 
+void check_mlp(const std::string& at, const Linear& gate_up, const Linear& down, const DecoderModel& m) {
+  check_linear(at + "gate_up", gate_up, 2 * m.intermediate_size, m.hidden_size);
+  check_linear(at + "down", down, m.hidden_size, m.intermediate_size);
+}
+
+// Records of all experts' rows lie side by side, so they are of one kind.
+void check_experts(const std::string& at, const DecoderLayer& layer, const DecoderModel& m) {
+  check_linear(at + "router", layer.router, m.num_experts, m.hidden_size);
+  require(layer.router.weight->input() == InputKind::plain, at + "router must be f32 or f16");
+  const Expert& first = layer.experts.front();
+  for (size_t i = 0; i < layer.experts.size(); ++i) {
+    const Expert& expert = layer.experts[i];
+    const std::string name = at + "experts[" + std::to_string(i) + "].";
+    check_mlp(name, expert.gate_up, expert.down, m);
+    require(expert.gate_up.weight->input() == first.gate_up.weight->input() &&
+                expert.down.weight->input() == first.down.weight->input(),
+            name + "gate_up and down must read their input in the form in which those of the first expert do");
+  }
+}
+
 DecoderModel checked(DecoderModel m) {
   require(m.num_kv_heads >= 1 && m.num_heads >= 1 && m.num_heads % m.num_kv_heads == 0,
           "num_heads is " + std::to_string(m.num_heads) + ", which is not a multiple of num_kv_heads " +
               std::to_string(m.num_kv_heads));
   require(m.head_size >= 1 && m.head_size <= 512, "head_size must be between 1 and 512, got " + std::to_string(m.head_size));
   require(!m.layers.empty(), "layers must not be empty");
+  m.num_experts = int64_t(m.layers.front().experts.size());
+  require(m.num_experts == 0 || (m.experts_per_token >= 1 && m.experts_per_token <= m.num_experts),
+          "experts_per_token must be between 1 and the " + std::to_string(m.num_experts) + " experts, got " +
+              std::to_string(m.experts_per_token));
   check_weight("embed", m.embed, m.vocab_size, m.hidden_size);
   check_weight("head", m.head, m.vocab_size, m.hidden_size);
   check_vector("norm", m.norm, m.hidden_size, false);
   for (size_t i = 0; i < m.layers.size(); ++i) {
     const DecoderLayer& layer = m.layers[i];
     const std::string at = "layers[" + std::to_string(i) + "].";
+    require(int64_t(layer.experts.size()) == m.num_experts, at + "experts must be " + std::to_string(m.num_experts) +
+                                                                ", as in the first layer, got " +
+                                                                std::to_string(layer.experts.size()));
     check_linear(at + "qkv", layer.qkv, m.qkv_size(), m.hidden_size);
     check_linear(at + "o", layer.o, m.hidden_size, m.q_size());
-    check_linear(at + "gate_up", layer.gate_up, 2 * m.intermediate_size, m.hidden_size);
-    check_linear(at + "down", layer.down, m.hidden_size, m.intermediate_size);
+    layer.experts.empty() ? check_mlp(at, layer.gate_up, layer.down, m) : check_experts(at, layer, m);
     check_vector(at + "attn_norm", layer.attn_norm, m.hidden_size);
     check_vector(at + "attn_out_norm", layer.attn_out_norm, m.hidden_size);
     check_vector(at + "mlp_norm", layer.mlp_norm, m.hidden_size);

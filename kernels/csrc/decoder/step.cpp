@@ -8,21 +8,23 @@
 namespace quire {
 namespace {
 
-// Items per thread of a product, so that a thread that lost its core for a while delays the others little.
-constexpr int64_t kItemsPerThread = 6;
-// An item below this many multiply-adds, or elements of a row operation, costs more to hand out than it takes.
-constexpr int64_t kLeastWork = 32 * 1024;
+// An item below this many elements costs more to hand out than it takes.
 constexpr int64_t kLeastElements = 8 * 1024;
-// Rows of an input that stay in a core's cache while an item's panels are read.
-constexpr int64_t kBlockBytes = 192 * 1024;
 
 int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Weights that a token is multiplied with.
 double weights_of(const DecoderModel& model) {
   double count = 0;
-  for (const DecoderLayer& layer : model.layers)
-    for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
-      count += double(linear->weight->rows()) * double(linear->weight->cols());
+  const auto add = [&](const Linear& linear, int64_t times) {
+    if (linear.weight != nullptr) count += double(times) * double(linear.weight->rows()) * double(linear.weight->cols());
+  };
+  for (const DecoderLayer& layer : model.layers) {
+    for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) add(*linear, 1);
+    if (layer.experts.empty()) continue;
+    add(layer.experts.front().gate_up, model.experts_per_token);
+    add(layer.experts.front().down, model.experts_per_token);
+  }
   return count;
 }
 
@@ -37,7 +39,7 @@ DecoderStep::DecoderStep(const DecoderModel& model, const Isa& isa, Workspace& w
     static_cast<DecoderStep*>(context)->execute(operation, item, thread);
   };
   program_.context = this;
-  operations_.reserve(10 * model.layers.size() + 3);
+  operations_.reserve(16 * model.layers.size() + 2);
   program_.counts.reserve(operations_.capacity());
   add_rows(Kind::embed, 0, input.num_tokens, model.hidden_size);
   int64_t rows = input.num_tokens;
@@ -102,10 +104,28 @@ void DecoderStep::plan_layer(int32_t layer, int64_t& rows) {
   if (weights.o.weight->input() != InputKind::plain) add_rows(Kind::attended, layer, rows, model_.q_size());
   add_product(Kind::o, layer, rows, *weights.o.weight);
   add_rows(Kind::middle, layer, rows, model_.hidden_size);
+  weights.experts.empty() ? plan_mlp(layer, rows) : plan_experts(layer, rows);
+  add_rows(Kind::next, layer, rows, model_.hidden_size);
+}
+
+void DecoderStep::plan_mlp(int32_t layer, int64_t rows) {
+  const DecoderLayer& weights = model_.layers[size_t(layer)];
   add_product(Kind::gate_up, layer, rows, *weights.gate_up.weight);
   add_rows(Kind::activate, layer, rows, model_.intermediate_size);
   add_product(Kind::down, layer, rows, *weights.down.weight);
-  add_rows(Kind::next, layer, rows, model_.hidden_size);
+}
+
+// How many rows each expert has is known when the router has answered: `sort`, a single item, then sets the number of items
+// of the two products that follow it, before any of them is handed out (see sort_rows).
+void DecoderStep::plan_experts(int32_t layer, int64_t rows) {
+  const int64_t slots = rows * model_.experts_per_token;
+  add_product(Kind::router, layer, rows, *model_.layers[size_t(layer)].router.weight);
+  add_rows(Kind::choose, layer, rows, model_.num_experts * model_.experts_per_token);
+  add({Kind::sort, layer, int32_t(rows), 0, 0}, 1);
+  add_rows(Kind::gather, layer, slots, model_.hidden_size);
+  add({Kind::experts_up, layer, int32_t(slots), 0, 0}, 0);
+  add_rows(Kind::experts_activate, layer, slots, model_.intermediate_size);
+  add({Kind::experts_down, layer, int32_t(slots), 0, 0}, 0);
 }
 
 void DecoderStep::add(Operation operation, int64_t items) {
@@ -121,17 +141,6 @@ void DecoderStep::add_rows(Kind kind, int32_t layer, int64_t rows, int64_t width
 void DecoderStep::add_product(Kind kind, int32_t layer, int64_t rows, const PackedWeight& weight) {
   const ProductCut cut = cut_product(weight, rows, threads_);
   add({kind, layer, int32_t(rows), cut.panels, cut.rows}, cut.items);
-}
-
-ProductCut cut_product(const PackedWeight& weight, int64_t rows, int threads) {
-  if (rows == 0) return {0, 0, 0};
-  const int64_t panels = weight.num_panels();
-  const int64_t row_bytes = std::max<int64_t>(record_bytes(weight.input(), weight.cols()), weight.cols() * 4);
-  const int64_t block = std::min(rows, std::max<int64_t>(16, kBlockBytes / row_bytes / 16 * 16));
-  const int64_t least = ceiling(kLeastWork, block * weight.cols() * kPanelRows);
-  const int64_t even = panels / (kItemsPerThread * threads);
-  const int64_t chunk = threads == 1 && block == rows ? panels : std::clamp<int64_t>(std::max(least, even), 1, panels);
-  return {int32_t(chunk), int32_t(block), ceiling(panels, chunk) * ceiling(rows, block)};
 }
 
 const AttentionSchedule& DecoderStep::schedule_of(int32_t layer) const {

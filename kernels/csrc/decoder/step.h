@@ -7,6 +7,7 @@
 #include "attention/schedule.h"
 #include "common/region.h"
 #include "decoder/model.h"
+#include "decoder/product.h"
 #include "decoder/workspace.h"
 #include "isa/isa.h"
 
@@ -20,15 +21,6 @@ struct StepInput {
   std::vector<Tensor> keys, values;
   float* hidden = nullptr;  // out, [num_rows][hidden_size]
 };
-
-// A product as items: each has some panels for some rows.
-struct ProductCut {
-  int32_t panels, rows;
-  int64_t items;
-};
-ProductCut cut_product(const PackedWeight& weight, int64_t rows, int threads);
-void multiply_item(const Isa& isa, const PackedWeight& weight, const LinearInput& input, const LinearOutput& output,
-                   const ProductCut& cut, int32_t item);
 
 class DecoderStep {
  public:
@@ -51,6 +43,13 @@ class DecoderStep {
     gate_up,   // product
     activate,  //
     down,      // product
+    router,    // product: what stands for gate_up, activate and down where there are experts, up to experts_down
+    choose,    // each row's experts
+    sort,      // rows by expert; counts the items of experts_up and experts_down
+    gather,    // their inputs
+    experts_up,
+    experts_activate,
+    experts_down,
     next,      // residual, the following layer's norm or the last one
     emit,      // rows in the order they were asked for
   };
@@ -65,6 +64,8 @@ class DecoderStep {
   void plan_rows();
   void plan_attention();
   void plan_layer(int32_t layer, int64_t& rows);
+  void plan_mlp(int32_t layer, int64_t rows);
+  void plan_experts(int32_t layer, int64_t rows);
   void add_rows(Kind kind, int32_t layer, int64_t rows, int64_t width);
   void add_product(Kind kind, int32_t layer, int64_t rows, const PackedWeight& weight);
   void add(Operation operation, int64_t items);
@@ -81,7 +82,12 @@ class DecoderStep {
   void embed_row(int64_t row) const;
   void rotate_row(const DecoderLayer& layer, int64_t index, int64_t row) const;
   void finish_half(int64_t row, const Norm& own, const Norm& following) const;
-  void activate_row(const DecoderLayer& layer, int64_t row) const;
+  void activate_row(const Linear& down, int64_t row) const;
+  void sort_rows(const DecoderLayer& layer, int32_t number);
+  void gather_slot(const DecoderLayer& layer, int64_t slot) const;
+  void multiply_expert(const DecoderLayer& layer, const ExpertItems& items, Linear Expert::*which, const float* x, float* out,
+                       int32_t item) const;
+  void combine_row(const DecoderLayer& layer, int64_t row) const;
   void keep_rows() const;
 
   const DecoderModel& model_;

@@ -6,22 +6,31 @@
 namespace quire {
 namespace {
 
-// Bytes of the largest record that a product of the model reads.
+// Bytes of records for each token: of the product whose input has the most.
 int64_t most_record_bytes(const DecoderModel& model) {
   int64_t most = record_bytes(model.head->input(), model.head->cols());
-  for (const DecoderLayer& layer : model.layers)
-    for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
-      most = std::max(most, record_bytes(linear->weight->input(), linear->weight->cols()));
+  const auto count = [&](const Linear& linear, int64_t rows) {
+    if (linear.weight != nullptr) most = std::max(most, rows * record_bytes(linear.weight->input(), linear.weight->cols()));
+  };
+  for (const DecoderLayer& layer : model.layers) {
+    for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) count(*linear, 1);
+    for (const Expert& expert : layer.experts)
+      for (const Linear* linear : {&expert.gate_up, &expert.down}) count(*linear, model.experts_per_token);
+  }
   return most;
 }
 
 }  // namespace
 
-Workspace::Workspace(const DecoderModel& model, int64_t tokens) : max_tokens(tokens) {
+Workspace::Workspace(const DecoderModel& model, int64_t tokens)
+    : max_tokens(tokens), routing(model, tokens), up_items(model.num_experts), down_items(model.num_experts) {
+  const int64_t slots = model.slots_per_row();
   const int64_t hidden = aligned(tokens * model.hidden_size * 4);
-  const int64_t wide_bytes = aligned(tokens * std::max(model.qkv_size(), 2 * model.intermediate_size) * 4);
-  const int64_t inner_bytes = aligned(tokens * std::max(model.q_size(), model.intermediate_size) * 4);
-  memory_ = allocate<uint8_t>(3 * hidden + wide_bytes + inner_bytes + tokens * most_record_bytes(model));
+  const int64_t wide_bytes =
+      aligned(tokens * std::max({model.qkv_size(), slots * 2 * model.intermediate_size, model.num_experts}) * 4);
+  const int64_t inner_bytes = aligned(tokens * std::max(model.q_size(), slots * model.intermediate_size) * 4);
+  const int64_t sorted_bytes = model.num_experts > 0 ? aligned(tokens * slots * model.hidden_size * 4) : 0;
+  memory_ = allocate<uint8_t>(3 * hidden + wide_bytes + inner_bytes + sorted_bytes + tokens * most_record_bytes(model));
   uint8_t* next = memory_.get();
   const auto take = [&](int64_t bytes) { return reinterpret_cast<float*>(std::exchange(next, next + bytes)); };
   residual = take(hidden);
@@ -29,6 +38,7 @@ Workspace::Workspace(const DecoderModel& model, int64_t tokens) : max_tokens(tok
   answer = take(hidden);
   wide = take(wide_bytes);
   inner = take(inner_bytes);
+  sorted = take(sorted_bytes);
   records = next;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/memory.h"
+#include "decoder/experts.h"
 #include "decoder/model.h"
 
 namespace quire {
@@ -16,8 +17,12 @@ class Workspace {
   // Rows of max_tokens each. `wide` holds queries, keys and values, then gates and ups; `inner` what attention answers, then
   // the activated gates.
   float *residual, *normed, *answer, *wide, *inner;
+  float* sorted;  // with experts: their inputs, then their answers, one row for each slot
   uint8_t* records;
   int64_t max_tokens;
+
+  Routing routing;
+  ExpertItems up_items, down_items;
 
   // Grow-only. Scratch is initialised, as attend() wants it.
   void reserve(int threads, int64_t scratch_floats, int64_t partial_floats);

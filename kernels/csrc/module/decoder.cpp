@@ -66,8 +66,14 @@ struct ModelReader {
     DecoderLayer result;
     result.qkv = linear(from, "qkv");
     result.o = linear(from, "o");
-    result.gate_up = linear(from, "gate_up");
-    result.down = linear(from, "down");
+    for (nb::handle each : nb::getattr(from, "experts"))
+      result.experts.push_back({linear(each, "gate_up"), linear(each, "down")});
+    if (result.experts.empty()) {
+      result.gate_up = linear(from, "gate_up");
+      result.down = linear(from, "down");
+    } else {
+      result.router.weight = weight(from, "router");
+    }
     result.attn_norm = numbers(from, "attn_norm");
     result.attn_out_norm = numbers(from, "attn_out_norm");
     result.mlp_norm = numbers(from, "mlp_norm");
@@ -94,6 +100,8 @@ struct ModelReader {
     model.embedding_scale = get<float>(from, "embedding_scale");
     model.qk_norm = choice<QkNorm>(from, "qk_norm", {"none", "head", "whole"});
     model.activation = choice<Activation>(from, "activation", {"silu", "gelu_tanh"});
+    model.experts_per_token = get<int64_t>(from, "experts_per_token");
+    model.normalise_experts = get<bool>(from, "normalise_experts");
     model.embed = weight(from, "embed");
     model.head = weight(from, "head");
     model.norm = numbers(from, "norm");

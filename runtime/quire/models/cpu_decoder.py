@@ -28,8 +28,6 @@ _HUGE_PAGE = 2 << 20
 
 def unsupported(description: DecoderDescription) -> str:
     """Why this model cannot be a plan here; empty where it can."""
-    if description.num_experts:
-        return "experts are computed by torch modules"
     return kernels.unavailable()
 
 
@@ -40,12 +38,13 @@ def footprint(description: DecoderDescription, precision: Precision, checkpoint:
     shapes = d.parameters()
     vectors = sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
     matrices = [reader.num_bytes(matrix, shapes) for matrix in _matrices(d)]
+    matrices += [ops.packed_bytes("f32", *shapes[name]) for name in _routers(d)]
     weights = vectors + sum(size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE for size in matrices)
-    inputs = max(d.hidden_size, d.q_size, d.intermediate_size)
-    rows = (
-        3 * d.hidden_size + max(d.q_size + 2 * d.kv_size, 2 * d.intermediate_size) + max(d.q_size, d.intermediate_size)
-    )
-    return Footprint(weights, 4 * rows + 2 * inputs, 4)
+    slots = d.experts_per_token if d.num_experts else 1  # rows of the MLP for each token
+    inner, sorted_rows = slots * d.intermediate_size, slots * d.hidden_size if d.num_experts else 0
+    inputs = max(d.hidden_size, d.q_size, inner, sorted_rows)
+    rows = 3 * d.hidden_size + max(d.q_size + 2 * d.kv_size, 2 * inner, d.num_experts) + max(d.q_size, inner)
+    return Footprint(weights, 4 * (rows + sorted_rows + 4 * slots) + 2 * inputs, 4)
 
 
 class CPUDecoder:
@@ -79,6 +78,8 @@ class CPUDecoder:
                 embedding_scale=torch.tensor(d.embedding_scale, dtype=precision.dtype).item(),
                 qk_norm=d.qk_norm,
                 activation=d.activation,
+                experts_per_token=d.experts_per_token if d.num_experts else 0,
+                normalise_experts=d.normalise_experts,
                 layers=[_layer(d, layer, reader, tables) for layer in range(d.num_layers)],
                 embed=embed,
                 head=embed if d.tie_embeddings else reader.matrix("head"),
@@ -124,6 +125,10 @@ class _Reader:
             [(part.flatten(), kind, part.shape[0]) for part, kind in zip(rows, types, strict=True)], cols
         )
 
+    def floats(self, parameter: str) -> PackedWeight:
+        """A matrix in float32, whatever the others are: a router, whose answers decide."""
+        return ops.pack_weight(self._read(parameter).float(), "f32")
+
     def num_bytes(self, parameters: Sequence[str], shapes: dict[str, tuple[int, ...]]) -> int:
         """Of such a matrix once it is packed."""
         types: Sequence[GgmlType | str] = self._types(parameters)
@@ -154,18 +159,22 @@ class _Reader:
         return known if len(known) == len(parameters) and alike else []
 
 
-_MATRICES = ("qkv", "o", "gate_up", "down")
-
-
 def _names(layer: int, stored: str) -> list[str]:
-    """The parameters that are stacked in what a layer stores."""
-    return [f"layers.{layer}.{name}" for name in STACKED.get(stored, (stored,))]
+    """The parameters that are stacked in what a layer stores, or one of its experts (`experts.<e>.<name>`)."""
+    expert, dot, name = stored.rpartition(".")
+    return [f"layers.{layer}.{expert}{dot}{part}" for part in STACKED.get(name, (name,))]
 
 
 def _matrices(d: DecoderDescription) -> list[list[str]]:
-    """Each packed matrix as the parameters that are stacked in it."""
+    """Each packed matrix as the parameters that are stacked in it; without routers."""
     top = [["embed"]] if d.tie_embeddings else [["embed"], ["head"]]
-    return top + [_names(layer, stored) for layer in range(d.num_layers) for stored in _MATRICES]
+    mlps = [f"experts.{expert}." for expert in range(d.num_experts)] or [""]
+    stored = ["qkv", "o", *(mlp + name for mlp in mlps for name in ("gate_up", "down"))]
+    return top + [_names(layer, name) for layer in range(d.num_layers) for name in stored]
+
+
+def _routers(d: DecoderDescription) -> list[str]:
+    return [f"layers.{layer}.router" for layer in range(d.num_layers)] if d.num_experts else []
 
 
 def _layer(d: DecoderDescription, layer: int, reader: _Reader, tables: dict[Rope, Tables]) -> kernels.Layer:
@@ -182,8 +191,13 @@ def _layer(d: DecoderDescription, layer: int, reader: _Reader, tables: dict[Rope
     return kernels.Layer(
         qkv=matrix("qkv"),
         o=matrix("o"),
-        gate_up=matrix("gate_up"),
-        down=matrix("down"),
+        gate_up=None if d.num_experts else matrix("gate_up"),
+        down=None if d.num_experts else matrix("down"),
+        router=reader.floats(f"layers.{layer}.router") if d.num_experts else None,
+        experts=[
+            kernels.Expert(matrix(f"experts.{expert}.gate_up"), matrix(f"experts.{expert}.down"))
+            for expert in range(d.num_experts)
+        ],
         qkv_bias=vector("qkv_bias"),
         o_bias=vector("o_bias"),
         gate_up_bias=vector("gate_up_bias"),

@@ -16,11 +16,12 @@ import torch
 
 import plan_cases
 from kernel_cases import run_alone
-from plan_cases import BLOCK, POSITIONS, VOCAB, Pool, model, run
+from plan_cases import BLOCK, POSITIONS, VOCAB, Pool, Shape, model, run
 from quire_kernels import ops
 from quire_kernels.decoder import DecoderPlan
 
 FORMATS = ["f32", "bf16", "q8", "q4"]
+SHAPES = [Shape(), Shape(experts=5)]
 
 
 def sequences(count: int, seed: int, longest: int = 60) -> list[list[int]]:
@@ -38,10 +39,11 @@ def cuts_of(tokens: list[int], rng: random.Random) -> list[int]:
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES, ids=["mlp", "experts"])
 def test_a_sequence_has_the_same_bits_alone_in_a_crowd_and_on_any_number_of_threads(
-    cpu_implementation: str, format: str
+    cpu_implementation: str, format: str, shape: Shape
 ) -> None:
-    plan = DecoderPlan(model(format))
+    plan = DecoderPlan(model(format, shape))
     tokens = sequences(9, seed=1)
     ops.set_num_threads(1)
     alone = [run(plan, [each], [[len(each)]])[0] for each in tokens]
@@ -90,9 +92,10 @@ def test_rows_are_answered_as_they_are_asked_for() -> None:
         assert torch.equal(plan.forward(**pool.arguments(tokens, spans, rows)), every[rows])
 
 
-def test_a_row_that_is_not_finite_spoils_no_other(cpu_implementation: str) -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=["mlp", "experts"])
+def test_a_row_that_is_not_finite_spoils_no_other(cpu_implementation: str, shape: Shape) -> None:
     for format in FORMATS:
-        plan = DecoderPlan(model(format))
+        plan = DecoderPlan(model(format, shape))
         tokens = sequences(4, seed=9)
         expected = run(plan, tokens, [[len(each)] for each in tokens])
         pool = Pool.make(len(tokens))
@@ -203,6 +206,39 @@ def test_a_layer_whose_parts_do_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ops.ArgumentError, match=message):
             DecoderPlan(replace(good, layers=[good.layers[0], replace(good.layers[1], **changes)]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experts_per_token": 6}, "experts_per_token must be between 1 and the 5 experts, got 6"),
+        ({"experts_per_token": 0}, "experts_per_token must be between 1 and the 5 experts, got 0"),
+    ],
+)
+def test_numbers_of_experts_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ops.ArgumentError, match=message):
+        DecoderPlan(model("q8", Shape(experts=5), **changes))
+
+
+def test_experts_that_do_not_fit_are_refused() -> None:
+    good = model("q8", Shape(experts=5))
+    first, second = good.layers
+    experts = list(second.experts)
+    other = model("f32", Shape(experts=5)).layers[1]
+    for changes, message in (
+        ({"experts": experts[:4]}, r"layers\[1\].experts must be 5, as in the first layer, got 4"),
+        ({"experts": ()}, "gate_up must be a PackedWeight"),
+        ({"router": None}, "router must be a PackedWeight"),
+        ({"router": second.qkv}, r"layers\[1\].router must have shape \[5, 48\], got \[80, 48\]"),
+        ({"router": ops.pack_weight(torch.zeros(5, 48), "q8")}, r"layers\[1\].router must be f32 or f16"),
+        (
+            {"experts": [*experts[:4], replace(experts[4], down=experts[4].gate_up)]},
+            r"layers\[1\].experts\[4\].down must have shape \[48, 40\], got \[80, 48\]",
+        ),
+        ({"experts": [*experts[:4], other.experts[4]]}, r"layers\[1\].experts\[4\].gate_up and down must read"),
+    ):
+        with pytest.raises(ops.ArgumentError, match=message):
+            DecoderPlan(replace(good, layers=[first, replace(second, **changes)]))
 
 
 def test_the_plan_keeps_what_it_points_into_and_lets_it_go() -> None:

@@ -192,7 +192,9 @@ def test_plans(draw: Draw, seed: int) -> None:
         head_size=draw.randint(8, 40),
         inner=draw.randint(1, 90),
         block=draw.randint(1, 20),
+        experts=draw.choice([0, 0, 1, 3, 9]),
     )
+    shape = replace(shape, chosen=draw.randint(1, max(1, shape.experts)))
     plan = DecoderPlan(model(draw.choice(ops.PACKED_FORMATS), shape))
     dtype = draw.choice(DTYPES)
     tokens = [[draw.randrange(VOCAB) for _ in range(draw.randint(1, 40))] for _ in range(draw.randint(1, 5))]

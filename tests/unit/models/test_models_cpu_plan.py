@@ -27,10 +27,9 @@ from quire_testing.tiny_models import FAMILIES, VOCAB, make, save
 
 CPU = torch.device("cpu")
 POSITIONS, BLOCK, COUNT = 120, 8, 5
-DENSE = [name for name in FAMILIES if "mixtral" not in name and "moe" not in name]
 
 
-@pytest.fixture(scope="module", params=DENSE)
+@pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeModel:
     found = inspect(resolve(str(save(make(request.param), tmp_path_factory.mktemp(request.param)))))
     assert isinstance(found, NativeModel)
@@ -131,7 +130,7 @@ def test_who_gets_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(executor_of(tmp_path / "a", "llama"), CPUDecoder)
     assert isinstance(executor_of(tmp_path / "b", "llama", torch.bfloat16), CPUDecoder)
     assert isinstance(executor_of(tmp_path / "c", "llama", torch.float16), CPUDecoder)
-    assert isinstance(executor_of(tmp_path / "d", "mixtral"), Decoder)
+    assert isinstance(executor_of(tmp_path / "d", "mixtral"), CPUDecoder)
     monkeypatch.setenv(dispatch.CHOICE_VARIABLE, "ref")
     dispatch.select.cache_clear()
     try:
@@ -169,6 +168,17 @@ def test_the_footprint_is_what_is_packed(tmp_path: Path) -> None:
                 model.load(precision, CPU, POSITIONS)
             vectors = 4 * sum(shape[0] for shape in model.description.parameters().values() if len(shape) == 1)
             assert model.footprint(precision, CPU).weights == sum(packed) + vectors
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_the_footprint_of_experts_is_what_is_packed(name: str, tmp_path: Path) -> None:
+    model = inspect(resolve(str(save(make(name), tmp_path))))
+    assert isinstance(model, NativeModel)
+    for precision in map(Precision.of, (torch.float32, torch.bfloat16)):
+        with watch_packing() as packed:
+            model.load(precision, CPU, POSITIONS)
+        vectors = 4 * sum(shape[0] for shape in model.description.parameters().values() if len(shape) == 1)
+        assert model.footprint(precision, CPU).weights == sum(packed) + vectors
 
 
 def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
