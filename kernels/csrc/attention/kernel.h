@@ -128,7 +128,7 @@ template <class T>
 struct RowFunctions {
   using Dot = void (*)(const float*, int64_t, const T* const*, int, int, float*);
   using Accumulate = void (*)(float*, int64_t, const float*, const float*, const T* const*, int, int, int);
-#if defined(__AVX512F__) || QUIRE_LANES == 16
+#if defined(__AVX512F__)
   static constexpr Dot dot[] = {dot_rows<1, T>, dot_rows<2, T>, dot_rows<3, T>,
                                 dot_rows<4, T>, dot_rows<5, T>, dot_rows<6, T>};
   static constexpr Accumulate accumulate[] = {accumulate_rows<1, T>, accumulate_rows<2, T>, accumulate_rows<3, T>,

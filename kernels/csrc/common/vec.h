@@ -16,9 +16,7 @@
 
 namespace quire::QUIRE_ISA {
 
-#if defined(QUIRE_LANES)
-constexpr int W = QUIRE_LANES;
-#elif defined(__AVX512F__)
+#if defined(__AVX512F__)
 constexpr int W = 16;
 #elif defined(__AVX2__)
 constexpr int W = 8;
@@ -52,9 +50,9 @@ QUIRE_INLINE To bits_of(From value) {
 
 QUIRE_INLINE F splat(float x) {
   // Of the loop over the lanes GCC 12 makes one insertion per lane.
-#if defined(__AVX512F__) && !defined(QUIRE_LANES)
+#if defined(__AVX512F__)
   return (F)_mm512_set1_ps(x);
-#elif defined(__AVX2__) && !defined(QUIRE_LANES)
+#elif defined(__AVX2__)
   return (F)_mm256_set1_ps(x);
 #else
   if constexpr (W == 4) return F{x, x, x, x};
@@ -65,9 +63,9 @@ QUIRE_INLINE F splat(float x) {
 }
 
 QUIRE_INLINE F fma(F a, F b, F c) {
-#if defined(__AVX512F__) && !defined(QUIRE_LANES)
+#if defined(__AVX512F__)
   return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__) && !defined(QUIRE_LANES)
+#elif defined(__FMA__)
   return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
@@ -115,9 +113,9 @@ QUIRE_INLINE F load(const float* from) {
   return result;
 }
 QUIRE_INLINE F load(const bf16* from) {
-#if defined(__AVX512F__) && !defined(QUIRE_LANES)
+#if defined(__AVX512F__)
   return bits_of<F>(bits_of<U>(_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))) << 16);
-#elif defined(__AVX2__) && !defined(QUIRE_LANES)
+#elif defined(__AVX2__)
   return bits_of<F>(bits_of<U>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))) << 16);
 #else
   H half;
@@ -126,9 +124,9 @@ QUIRE_INLINE F load(const bf16* from) {
 #endif
 }
 QUIRE_INLINE F load(const f16* from) {
-#if defined(__AVX512F__) && !defined(QUIRE_LANES)
+#if defined(__AVX512F__)
   return (F)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(__F16C__) && !defined(QUIRE_LANES)
+#elif defined(__F16C__)
   return (F)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #else
   F result;
@@ -146,9 +144,9 @@ QUIRE_INLINE void store(F x, bf16* to) {
   __builtin_memcpy(to, &half, sizeof half);
 }
 QUIRE_INLINE void store(F x, f16* to) {
-#if defined(__AVX512F__) && !defined(QUIRE_LANES)
+#if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__F16C__) && !defined(QUIRE_LANES)
+#elif defined(__F16C__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
 #else
   for (int i = 0; i < W; ++i) narrow(x[i], to + i);
@@ -159,7 +157,7 @@ QUIRE_INLINE void store(F x, f16* to) {
 
 // The sums of four vectors. The order of additions is fixed: halves are folded until four lanes are left.
 QUIRE_INLINE F4 sum4(F a, F b, F c, F d) {
-#if defined(__AVX2__) && !defined(QUIRE_LANES)
+#if defined(__AVX2__)
   const auto fold = [](F v) __attribute__((always_inline)) {
     if constexpr (W == 8) {
       return bits_of<__m256>(v);

@@ -34,9 +34,9 @@ QUIRE_INLINE B splat_inputs(const int8_t* from) {
 
 // Even and odd products of a pair, added: no sum may leave int16.
 QUIRE_INLINE S pair_dot(B quants, B inputs) {
-#if defined(__AVX512BW__) && !defined(QUIRE_LANES)
+#if defined(__AVX512BW__)
   return (S)_mm512_maddubs_epi16((__m512i)quants, (__m512i)inputs);
-#elif defined(__AVX2__) && !defined(QUIRE_LANES)
+#elif defined(__AVX2__)
   return (S)_mm256_maddubs_epi16((__m256i)quants, (__m256i)inputs);
 #else
   const SU q = (SU)quants;
@@ -47,9 +47,9 @@ QUIRE_INLINE S pair_dot(B quants, B inputs) {
 // factor * (even + odd) in int32.
 template <int Factor>
 QUIRE_INLINE I add_pairs(S pairs) {
-#if defined(__AVX512BW__) && !defined(QUIRE_LANES)
+#if defined(__AVX512BW__)
   return (I)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(Factor));
-#elif defined(__AVX2__) && !defined(QUIRE_LANES)
+#elif defined(__AVX2__)
   return (I)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(Factor));
 #else
   return (((I)((U)pairs << 16) >> 16) + ((I)pairs >> 16)) * Factor;
@@ -59,7 +59,7 @@ QUIRE_INLINE I add_pairs(S pairs) {
 QUIRE_INLINE B low_half(B x) { return x & 15; }
 QUIRE_INLINE B high_half(B x) { return (B)((SU)x >> 4) & 15; }
 
-#if defined(__AVX512VNNI__) && !defined(QUIRE_LANES)
+#if defined(__AVX512VNNI__)
 
 QUIRE_INLINE I dot(I sum, B quants, B inputs) {
   return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)quants, (__m512i)inputs);

@@ -23,7 +23,7 @@ template <class T>
 QUIRE_INLINE F multiply_add(F input, F weight, F sum, const T*) {
   return fma(input, weight, sum);
 }
-#if defined(__AVX512BF16__) && !defined(QUIRE_LANES)
+#if defined(__AVX512BF16__)
 QUIRE_INLINE F multiply_add(F input, F weight, F sum, const bf16_pair*) {
   return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weight, (__m512bh)input);
 }

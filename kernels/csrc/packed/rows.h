@@ -66,7 +66,7 @@ inline void quantize_row(const float* x, int64_t cols, uint8_t* record) {
   }
 }
 
-#if defined(__AVX512BF16__) && !defined(QUIRE_LANES)
+#if defined(__AVX512BF16__)
 constexpr bool kMultipliesBf16 = true;
 #else
 constexpr bool kMultipliesBf16 = false;

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -255,7 +256,9 @@ OTHERS: dict[str, dict[str, object]] = {
 def forbidden(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor in pages that may neither be read nor written."""
     memory = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize, prot=0)
-    return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the buffer is not writable is the point
+        return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(shape)
 
 
 def spoilt(draw: Draw, specs: dict[str, Spec]) -> dict[str, Tensor]:
