@@ -39,6 +39,7 @@ NOT_OFFERED = {
 SAMPLES: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
+    "quantization": "int8",
     "kv_cache_dtype": "float32",
     "tokenizer": "org/name",
     "tokenizer_revision": "v1",

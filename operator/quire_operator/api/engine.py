@@ -40,10 +40,16 @@ class Engine(ApiModel):
         "Where the model runs. auto takes CUDA where there is a GPU, else the CPU.", "auto"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = _flag(
-        "Type of weights and activations. auto follows checkpoint and device.", "auto"
+        "Type of weights and activations. auto follows checkpoint and device, any other expands a quantised file.",
+        "auto",
+    )
+    quantization: Literal["auto", "none", "int8", "int4"] | None = _flag(
+        "How a CPU holds the weights. auto as the files have them, none expands a quantised file, int8 and int4 quantise the "
+        "weights of a Hugging Face folder as they are loaded.",
+        "auto",
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = _flag(
-        "Type of the KV cache. auto is dtype.", "auto"
+        "Type of the KV cache. auto is dtype, and bfloat16 beside quantised weights.", "auto"
     )
     tokenizer: str | None = _flag("Folder or hub id of the tokenizer.", "the model's own", min_length=1, max_length=512)
     tokenizer_revision: str | None = _flag(

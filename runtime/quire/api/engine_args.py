@@ -52,7 +52,6 @@ ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "download_dir": ((None,), "set HF_HOME for hub models, QUIRE_CACHE_DIR for bundled ones"),
     "hf_token": ((None, False), "set HF_TOKEN"),
     "hf_overrides": ((None, {}), "change config.json in a local folder"),
-    "quantization": ((None,), "it is seen from the checkpoint"),
     "task": (("auto", "generate"), "models generate text"),
     "runner": (("auto", "generate"), "models generate text"),
     "convert": (("auto", "none"), "models generate text"),

@@ -69,9 +69,17 @@ class EngineConfig(BaseModel):
     device: Device = Field(
         "auto", description="where the model runs; auto takes CUDA where there is a GPU, else the CPU"
     )
-    dtype: DType = Field("auto", description="type of weights and activations; auto follows checkpoint and device")
+    dtype: DType = Field(
+        "auto",
+        description="type of weights and activations; auto follows checkpoint and device, any other expands a quantised file",
+    )
+    quantization: Literal["auto", "none", "int8", "int4"] = Field(
+        "auto",
+        description="how a CPU holds the weights: auto as the files have them, none expands a quantised file, int8 and int4 quantise "
+        "the weights of a Hugging Face folder as they are loaded",
+    )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="type of the KV cache; auto is dtype"
+        "auto", description="type of the KV cache; auto is dtype, and bfloat16 beside quantised weights"
     )
     max_model_len: int | None = Field(
         None, ge=1, description="tokens of prompt plus answer at most; default: what the model was made for"

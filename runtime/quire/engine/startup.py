@@ -78,14 +78,16 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         if model.notice:
             _log.warning("%s", model.notice)
         description = model.description
-        precision = model.precision(device) if config.dtype == "auto" else Precision.of(DTYPES[config.dtype])
+        builder = model.on(device)
+        precision = builder.precision(config.dtype, config.quantization)
         kv_dtype = precision.kv_dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
+        quantization = description.quantization if precision.quantization == "stored" else precision.quantization
         _check_length(config, description.max_model_len)
         memory = plan(
             description,
             config,
-            model.footprint(precision, device),
-            smaller=model.footprint(Precision.of(torch.bfloat16), device),
+            builder.footprint(precision),
+            smaller=builder.footprint(Precision.of(torch.bfloat16)),
             kv_dtype_bytes=kv_dtype.itemsize,
             host=_available(device, config),
             swap_host=None if device.type == "cpu" else host.memory(),
@@ -93,7 +95,8 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         _log.info("%s", memory)
         _announce_length(config, description.max_model_len, memory)
     with stages.stage("weights"):
-        executor = model.load(precision, device, memory.max_model_len)
+        executor = builder.load(precision, memory.max_model_len)
+        _log.info("weights: %s, computed by the executor %s", _weights(precision, quantization), executor.name)
     with stages.stage("kv_pool"):
         pool = allocate_kv_pool(description, memory.num_blocks, config.block_size, kv_dtype, device)
         swap_pool = None
@@ -148,11 +151,11 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         info={
             "version": __version__,
             "device": device.type,
-            "dtype": str(precision.dtype).removeprefix("torch."),
+            "dtype": _name(precision.dtype),
             "model_impl": model.implementation,
             "executor": executor.name,
-            "quantization": description.quantization if precision.stored else "none",
-            "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
+            "quantization": quantization,
+            "kv_cache_dtype": _name(kv_dtype),
             "block_size": str(config.block_size),
             "num_blocks": str(memory.num_blocks),
             "num_swap_blocks": str(memory.num_swap_blocks),
@@ -170,6 +173,16 @@ def _device(config: EngineConfig) -> torch.device:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu, or a torch built for CUDA")
     return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _weights(precision: Precision, quantization: str) -> str:
+    """How they are held, in words."""
+    dtype = _name(precision.dtype)
+    return dtype if quantization == "none" else f"{quantization}, what is not quantised in {dtype}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _available(device: torch.device, config: EngineConfig) -> host.HostMemory:

@@ -180,6 +180,29 @@ def _start(
     _finish(report, start.figures_of(report.runs), json)
 
 
+def _perplexity(
+    *,
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", metavar="FILE", help="text in UTF-8; default: two chapters of The Time Machine"),
+    ] = None,
+    context: Annotated[
+        int, typer.Option("--context", metavar="N", min=2, help="tokens of each part of the text, foretold on its own")
+    ] = 512,
+    json: Json = None,
+    given: dict[str, Any],
+    config_file: Path | None,
+) -> None:
+    """How well the model foretells a text, in this process.
+
+    What --dtype and --quantization cost in quality: the same text with either.
+    """
+    config = load(EngineConfig, flags=given, environ=os.environ, file=config_file)
+    from quire.bench import perplexity
+
+    _finish(perplexity.run(config, text=text, context=context), perplexity.FIGURES, json)
+
+
 def _passed_on(given: dict[str, Any], config_file: Path | None) -> dict[str, Any]:
     """Flags for the server that is started."""
     return {**given, "config": str(config_file)} if config_file else given
@@ -198,6 +221,7 @@ OWN = frozenset({"host", "port", "log_level", "api_key"})
 add_command(bench, EngineConfig, "throughput", _throughput)
 add_command(bench, EngineConfig, "latency", _latency)
 add_command(bench, EngineConfig, "prefix", _prefix)
+add_command(bench, EngineConfig, "perplexity", _perplexity)
 add_command(bench, ServeConfig, "serve", _serve, skip=OWN)
 add_command(bench, ServeConfig, "start", _start, skip=OWN)
 

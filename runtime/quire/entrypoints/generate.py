@@ -32,7 +32,8 @@ def run(
     began = time.monotonic()
     engine = LLMEngine(config, tokenizer)
     info = engine.ready.info
-    _say(f"{tokenizer.name} is loaded ({info['dtype']} on {info['device']}, {time.monotonic() - began:.1f} s)")
+    held = info["dtype"] if info["quantization"] == "none" else info["quantization"]
+    _say(f"{tokenizer.name} is loaded ({held} on {info['device']}, {time.monotonic() - began:.1f} s)")
     engine.add_request("0", token_ids, params)
     while engine.has_unfinished_requests():
         for output in engine.step():

@@ -8,8 +8,9 @@ load never needs the model twice.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,29 +23,15 @@ from quire.models.source import WEIGHTS_FILE, WEIGHTS_INDEX
 from quire_kernels import ops
 from quire_kernels.ops import GgmlType
 
-
-class Checkpoint(Protocol):
-    """Parameters are those of `DecoderDescription.parameters`; their rows are in the order in which executors want them."""
-
-    def check_finite(self, parameter: str, values: Tensor) -> None:
-        """Raises ModelError where a number of a parameter, as it was read or after a change of type, is not finite."""
-        ...
-
-    def read(self, parameter: str) -> Tensor:
-        """Its numbers, in the type in which they are stored, or float32 where they are packed."""
-        ...
-
-    def ggml_type(self, parameter: str) -> GgmlType | None:
-        """How a GGUF file stores it; None in other files."""
-        ...
-
-    def blocks(self, parameter: str) -> Tensor:
-        """A matrix as a GGUF file stores it: rows of bytes [outputs, bytes of a row] uint8, whose numbers are all finite."""
-        ...
+_PLAIN = {GgmlType.F32: "float32", GgmlType.F16: "float16", GgmlType.BF16: "bfloat16"}
 
 
-class _Reader:
-    """What both kinds of file share: which rows of which tensor are a parameter."""
+class Checkpoint(ABC):
+    """The parameters of a model's files, which are those of `DecoderDescription.parameters`; their rows are in the order in which
+    executors want them.
+
+    Here is what all kinds of file share: which rows of which tensor are a parameter.
+    """
 
     def __init__(self, place: Path, description: DecoderDescription, names: NameMap) -> None:
         self._place = place
@@ -55,10 +42,12 @@ class _Reader:
         self._last: tuple[str, Tensor] | None = None
 
     def check_finite(self, parameter: str, values: Tensor) -> None:
+        """Raises ModelError where a number of a parameter, as it was read or after a change of type, is not finite."""
         name = self._names.tensor_name(parameter)
         check_finite(self._place_of(name), name, values)
 
     def read(self, parameter: str) -> Tensor:
+        """Its numbers, in the type in which they are stored, or float32 where they are quantised."""
         name = self._names.tensor_name(parameter)
         if (
             self._last is None or self._last[0] != name
@@ -69,8 +58,9 @@ class _Reader:
             self._last = name, values
         return self._part(name, parameter, self._last[1])
 
+    @abstractmethod
     def _values(self, name: str) -> Tensor:
-        raise NotImplementedError
+        """The numbers of a tensor."""
 
     def _place_of(self, name: str) -> Path:
         return self._place
@@ -110,7 +100,7 @@ class _Reader:
             )
 
 
-class GGUFCheckpoint(_Reader):
+class GGUFCheckpoint(Checkpoint):
     """The tensors of one GGUF file."""
 
     def __init__(self, file: GGUFFile, description: DecoderDescription, names: NameMap) -> None:
@@ -118,10 +108,12 @@ class GGUFCheckpoint(_Reader):
         self._file = file
         self._check_names(set(file.tensors))
 
-    def ggml_type(self, parameter: str) -> GgmlType | None:
+    def ggml_type(self, parameter: str) -> GgmlType:
+        """How the file stores it."""
         return GgmlType(self._file.tensors[self._names.tensor_name(parameter)].ggml_type)
 
     def blocks(self, parameter: str) -> Tensor:
+        """A matrix as the file stores it: rows of bytes [outputs, bytes of a row] uint8, whose numbers are all finite."""
         name = self._names.tensor_name(parameter)
         tensor = self._file.tensors[name]
         self._check_shape(name, tensor.shape)
@@ -141,7 +133,7 @@ class GGUFCheckpoint(_Reader):
         )  # must be writable
 
 
-class SafetensorsCheckpoint(_Reader):
+class SafetensorsCheckpoint(Checkpoint):
     """`model.safetensors`, or the shards of its index, in a folder."""
 
     def __init__(self, folder: Path, description: DecoderDescription, names: NameMap) -> None:
@@ -161,12 +153,6 @@ class SafetensorsCheckpoint(_Reader):
                     )
                 self._files[name] = path, file
         self._check_names(set(self._files))
-
-    def ggml_type(self, parameter: str) -> GgmlType | None:
-        return None
-
-    def blocks(self, parameter: str) -> Tensor:
-        raise NotImplementedError
 
     def _place_of(self, name: str) -> Path:
         return self._files[name][0]
@@ -191,6 +177,20 @@ def _scales(raw: Tensor, kind: GgmlType) -> Tensor:
     with_minimum = kind in (GgmlType.Q4_1, GgmlType.Q5_1, GgmlType.Q4_K, GgmlType.Q5_K)
     at = slice(208, 210) if kind == GgmlType.Q6_K else slice(0, 4 if with_minimum else 2)
     return raw.view(-1, size)[:, at].contiguous().view(torch.float16)
+
+
+def held_in(file: GGUFFile) -> dict[str, str]:
+    """Of a GGUF file's matrices, for `DecoderDescription`: `quantization`, the types that are blocks, most bytes first, as `Q4_1` or
+    `Q4_K+Q6_K`, none where there are none; and `checkpoint_dtype`, the most frequent of the other types."""
+    sizes: dict[GgmlType, int] = {}
+    for tensor in file.tensors.values():
+        if len(tensor.shape) > 1:
+            kind = GgmlType(tensor.ggml_type)
+            sizes[kind] = sizes.get(kind, 0) + tensor.num_bytes
+    kinds = sorted(sizes, key=lambda kind: -sizes[kind])
+    blocks = "+".join(kind.name for kind in kinds if kind not in _PLAIN)
+    plain = next((_PLAIN[kind] for kind in kinds if kind in _PLAIN), "float32")
+    return {"quantization": blocks or "none", "checkpoint_dtype": plain}
 
 
 def unpermute(rows: Tensor, heads: int, rotated: int) -> Tensor:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.models.checkpoint import Checkpoint
+from quire.errors import ModelError
+from quire.models.checkpoint import Checkpoint, GGUFCheckpoint
 from quire.models.decoder import STACKED
 from quire.models.description import DecoderDescription, Rope
 from quire.models.executor import Batch, Footprint, KVPool
-from quire.models.precision import Precision
+from quire.models.precision import Precision, of_plan
 from quire.models.rope import Tables, make_tables
 from quire_kernels import decoder as kernels
 from quire_kernels import ops
@@ -31,20 +32,34 @@ def unsupported(description: DecoderDescription) -> str:
     return kernels.unavailable()
 
 
-def footprint(description: DecoderDescription, precision: Precision, checkpoint: Checkpoint) -> Footprint:
-    """What a `CPUDecoder` holds; the work space of a step is that of kernels/csrc/decoder/workspace.cpp."""
-    d = description
-    reader = _Reader(checkpoint, precision)
-    shapes = d.parameters()
-    vectors = sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
-    matrices = [reader.num_bytes(matrix, shapes) for matrix in _matrices(d)]
-    matrices += [ops.packed_bytes("f32", *shapes[name]) for name in _routers(d)]
-    weights = vectors + sum(size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE for size in matrices)
-    slots = d.experts_per_token if d.num_experts else 1  # rows of the MLP for each token
-    inner, sorted_rows = slots * d.intermediate_size, slots * d.hidden_size if d.num_experts else 0
-    inputs = max(d.hidden_size, d.q_size, inner, sorted_rows)
-    rows = 3 * d.hidden_size + max(d.q_size + 2 * d.kv_size, 2 * inner, d.num_experts) + max(d.q_size, inner)
-    return Footprint(weights, 4 * (rows + sorted_rows + 4 * slots) + 2 * inputs, 4)
+class PlanBuilder:
+    """See `loader.Builder`."""
+
+    def __init__(self, description: DecoderDescription, checkpoint: Checkpoint) -> None:
+        self._description = description
+        self._checkpoint = checkpoint
+
+    def precision(self, dtype: str = "auto", quantization: str = "auto") -> Precision:
+        d, blocks = self._description, isinstance(self._checkpoint, GGUFCheckpoint)
+        return of_plan(d.checkpoint_dtype, d.quantization, blocks=blocks, dtype=dtype, quantization=quantization)
+
+    def footprint(self, precision: Precision) -> Footprint:
+        """The work space of a step is that of kernels/csrc/decoder/workspace.cpp."""
+        d, reader = self._description, _Reader(self._checkpoint, precision)
+        shapes = d.parameters()
+        vectors = sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
+        matrices = [reader.num_bytes(matrix, shapes) for matrix in _matrices(d)]
+        matrices += [ops.packed_bytes("f32", *shapes[name]) for name in _routers(d)]
+        weights = vectors + sum(size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE for size in matrices)
+        slots = d.experts_per_token if d.num_experts else 1  # rows of the MLP for each token
+        inner, sorted_rows = slots * d.intermediate_size, slots * d.hidden_size if d.num_experts else 0
+        inputs = max(d.hidden_size, d.q_size, inner, sorted_rows)
+        wide = max(d.q_size + 2 * d.kv_size, 2 * inner, d.num_experts)
+        rows = 3 * d.hidden_size + wide + max(d.q_size, inner)
+        return Footprint(weights, 4 * (rows + sorted_rows + 4 * slots) + 2 * inputs, 4)
+
+    def load(self, precision: Precision, num_positions: int) -> CPUDecoder:
+        return CPUDecoder(self._description, self._checkpoint, precision, num_positions)
 
 
 class CPUDecoder:
@@ -111,52 +126,71 @@ class _Reader:
 
     def __init__(self, checkpoint: Checkpoint, precision: Precision) -> None:
         self._checkpoint = checkpoint
-        self._dtype = precision.dtype
-        self._stored = precision.stored
+        self._precision = precision
+        self._stored = (
+            checkpoint if isinstance(checkpoint, GGUFCheckpoint) and precision.quantization == "stored" else None
+        )
 
     def matrix(self, *parameters: str) -> PackedWeight:
         """Matrices that read the same input, as one."""
         types = self._types(parameters)
-        if not types:
-            return ops.pack_weight(self._read(*parameters), FORMATS[self._dtype])
-        rows = [self._checkpoint.blocks(parameter) for parameter in parameters]
-        cols = rows[0].shape[1] // ops.GGML_BLOCKS[types[0]][1] * ops.GGML_BLOCKS[types[0]][0]
-        return ops.pack_gguf(
-            [(part.flatten(), kind, part.shape[0]) for part, kind in zip(rows, types, strict=True)], cols
-        )
+        if self._stored is not None and types:
+            rows = [self._stored.blocks(parameter) for parameter in parameters]
+            cols = rows[0].shape[1] // ops.GGML_BLOCKS[types[0]][1] * ops.GGML_BLOCKS[types[0]][0]
+            return ops.pack_gguf(
+                [(part.flatten(), kind, part.shape[0]) for part, kind in zip(rows, types, strict=True)], cols
+            )
+        target = self._format(parameters)
+        if target not in FORMATS.values():
+            return self._quantised(parameters, target)
+        return ops.pack_weight(self._read(parameters, self._precision.dtype), target)
 
     def floats(self, parameter: str) -> PackedWeight:
         """A matrix in float32, whatever the others are: a router, whose answers decide."""
-        return ops.pack_weight(self._read(parameter).float(), "f32")
+        return ops.pack_weight(self._read((parameter,), self._precision.dtype).float(), "f32")
 
     def num_bytes(self, parameters: Sequence[str], shapes: dict[str, tuple[int, ...]]) -> int:
         """Of such a matrix once it is packed."""
-        types: Sequence[GgmlType | str] = self._types(parameters)
-        if types:
+        if types := self._types(parameters):
             return sum(ops.packed_bytes(kind, *shapes[name]) for kind, name in zip(types, parameters, strict=True))
-        return ops.packed_bytes(
-            FORMATS[self._dtype], sum(shapes[name][0] for name in parameters), shapes[parameters[0]][1]
-        )
+        rows, cols = sum(shapes[name][0] for name in parameters), shapes[parameters[0]][1]
+        return ops.packed_bytes(self._format(parameters), rows, cols)
 
     def vector(self, *parameters: str) -> Tensor:
         """Norm weights and biases, [n] float32, rounded to the model's type as in the torch modules."""
-        return self._read(*parameters).float()
+        return self._read(parameters, self._precision.dtype).float()
 
-    def _read(self, *parameters: str) -> Tensor:
+    def _format(self, parameters: Sequence[str]) -> str:
+        """Of a matrix that is not computed as it is stored."""
+        quantization = self._precision.quantization
+        if quantization == "int8" or (quantization == "int4" and parameters[0] in ("embed", "head")):
+            return "q8"
+        return "q4" if quantization == "int4" else FORMATS[self._precision.dtype]
+
+    def _quantised(self, parameters: Sequence[str], target: str) -> PackedWeight:
+        """Quantised from the numbers of the file, not from what the model's type makes of them."""
+        try:
+            return ops.pack_weight(self._read(parameters, None), target)
+        except ops.ArgumentError as exc:
+            raise ModelError(f"{parameters[0]} cannot be quantised: {exc}; leave out --quantization") from exc
+
+    def _read(self, parameters: Sequence[str], dtype: torch.dtype | None) -> Tensor:
+        """Stacked; dtype None: as the file has them."""
         parts = []
         for parameter in parameters:
-            part = self._checkpoint.read(parameter).to(self._dtype)
+            part = self._checkpoint.read(parameter)
+            part = part if dtype is None else part.to(dtype)
             self._checkpoint.check_finite(parameter, part)
             parts.append(part)
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _types(self, parameters: Sequence[str]) -> list[GgmlType]:
         """The types of matrices that are computed as they are stored; none where they are not, or not together."""
-        types = [self._checkpoint.ggml_type(parameter) for parameter in parameters] if self._stored else []
-        known = [kind for kind in types if kind is not None]
-        plain = [kind for kind in known if kind in (GgmlType.F32, GgmlType.F16, GgmlType.BF16)]
-        alike = not plain or len(set(known)) == 1
-        return known if len(known) == len(parameters) and alike else []
+        if self._stored is None:
+            return []
+        types = [self._stored.ggml_type(parameter) for parameter in parameters]
+        plain = [kind for kind in types if kind in (GgmlType.F32, GgmlType.F16, GgmlType.BF16)]
+        return types if not plain or len(set(types)) == 1 else []
 
 
 def _names(layer: int, stored: str) -> list[str]:

@@ -14,12 +14,14 @@ from torch.nn import functional
 
 from quire.models import experts
 from quire.models.attention import Attention
+from quire.models.checkpoint import Checkpoint, fill
 from quire.models.description import DecoderDescription, Rope
 from quire.models.executor import Batch, Footprint, KVPool
 from quire.models.experts import Experts
 from quire.models.linear import pack
 from quire.models.mlp import GatedMLP
 from quire.models.norm import Norm, make_norm
+from quire.models.precision import Precision, of_modules
 from quire.models.rope import Tables, make_tables
 
 STACKED: dict[str, tuple[str, ...]] = {
@@ -29,6 +31,31 @@ STACKED: dict[str, tuple[str, ...]] = {
     "gate_up_bias": ("gate_bias", "up_bias"),
 }
 """Stored matrix to the parameters whose rows it stacks; every other parameter is stored as it is."""
+
+
+class ModulesBuilder:
+    """See `loader.Builder`. reason: why torch modules compute, and not the CPU plan."""
+
+    def __init__(
+        self, description: DecoderDescription, checkpoint: Checkpoint, device: torch.device, reason: str
+    ) -> None:
+        self._description = description
+        self._checkpoint = checkpoint
+        self._device = device
+        self._reason = reason
+
+    def precision(self, dtype: str = "auto", quantization: str = "auto") -> Precision:
+        held = self._description.checkpoint_dtype
+        return of_modules(held, self._device, self._reason, dtype=dtype, quantization=quantization)
+
+    def footprint(self, precision: Precision) -> Footprint:
+        return footprint(self._description, precision.dtype)
+
+    def load(self, precision: Precision, num_positions: int) -> Decoder:
+        modules = Decoder(self._description, precision.dtype, self._device)
+        fill(self._checkpoint, modules.targets())
+        modules.finish(num_positions)
+        return modules
 
 
 def footprint(d: DecoderDescription, dtype: torch.dtype) -> Footprint:

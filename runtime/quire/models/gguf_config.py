@@ -53,6 +53,5 @@ def describe(
         "o_bias": "blk.0.attn_output.bias" in tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in tensors,
         "eos_token_ids": fields.token_ids("tokenizer.ggml.eos_token_id"),
-        "quantization": "gguf",
     }
     return DecoderDescription(**(common | own))

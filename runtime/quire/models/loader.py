@@ -13,18 +13,34 @@ import numpy as np
 import torch
 
 from quire.errors import ModelError
-from quire.models import checkpoint, cpu_decoder, decoder, registry, transformers_backend
+from quire.models import checkpoint, cpu_decoder, registry, transformers_backend
 from quire.models.checkpoint import Checkpoint
-from quire.models.cpu_decoder import CPUDecoder
-from quire.models.decoder import Decoder
+from quire.models.cpu_decoder import PlanBuilder
+from quire.models.decoder import ModulesBuilder
 from quire.models.description import DecoderDescription, NameMap
 from quire.models.executor import Executor, Footprint, ModelFacts
 from quire.models.gguf_file import GGUFFile
 from quire.models.metadata import Fields, read_json
-from quire.models.precision import Precision, of_modules, of_plan
+from quire.models.precision import Precision
 from quire.models.source import ModelFiles
 
 Implementation = Literal["auto", "native", "transformers"]
+
+
+class Builder(Protocol):
+    """A model on a device with the executor that is to compute it; its files are open, no weight has been read."""
+
+    def precision(self, dtype: str = "auto", quantization: str = "auto") -> Precision:
+        """What the flags of these names make it compute with. Raises ConfigError where it cannot."""
+        ...
+
+    def footprint(self, precision: Precision) -> Footprint:
+        """What `load` will hold."""
+        ...
+
+    def load(self, precision: Precision, num_positions: int) -> Executor:
+        """Read the weights. num_positions: length of the longest sequence. Raises ModelError naming file and tensor."""
+        ...
 
 
 class Inspected(Protocol):
@@ -43,16 +59,8 @@ class Inspected(Protocol):
         """What is to be announced about that; empty where nothing is."""
         ...
 
-    def precision(self, device: torch.device) -> Precision:
-        """In which numbers it computes there where nobody says it."""
-        ...
-
-    def footprint(self, precision: Precision, device: torch.device) -> Footprint:
-        """What `load` will hold."""
-        ...
-
-    def load(self, precision: Precision, device: torch.device, num_positions: int) -> Executor:
-        """Read the weights. num_positions: length of the longest sequence. Raises ModelError naming file and tensor."""
+    def on(self, device: torch.device) -> Builder:
+        """Decide what computes it there, and open its files. Raises ModelError where these are not those of the model."""
         ...
 
 
@@ -70,32 +78,21 @@ class NativeModel:
     def notice(self) -> str:
         return ""
 
-    def precision(self, device: torch.device) -> Precision:
-        d = self.description
-        if device.type != "cpu" or cpu_decoder.unsupported(d) or self.gguf is not None:
-            return of_modules(d.checkpoint_dtype, device)
-        return of_plan(d.checkpoint_dtype)
+    def on(self, device: torch.device) -> Builder:
+        reason = (
+            cpu_decoder.unsupported(self.description)
+            if device.type == "cpu"
+            else f"it runs on a CPU, not on {device.type}"
+        )
+        return self.modules(device, reason) if reason else self.plan()
 
-    def footprint(self, precision: Precision, device: torch.device) -> Footprint:
-        if device.type != "cpu" or cpu_decoder.unsupported(self.description):
-            return decoder.footprint(self.description, precision.dtype)
-        return cpu_decoder.footprint(self.description, precision, self._open())
-
-    def load(self, precision: Precision, device: torch.device, num_positions: int) -> Executor:
-        if device.type != "cpu" or cpu_decoder.unsupported(self.description):
-            return self.load_modules(precision.dtype, device, num_positions)
-        return self.load_plan(precision, num_positions)
-
-    def load_plan(self, precision: Precision, num_positions: int) -> CPUDecoder:
+    def plan(self) -> PlanBuilder:
         """The CPU executor."""
-        return CPUDecoder(self.description, self._open(), precision, num_positions)
+        return PlanBuilder(self.description, self._open())
 
-    def load_modules(self, dtype: torch.dtype, device: torch.device, num_positions: int) -> Decoder:
-        """The torch executor."""
-        modules = Decoder(self.description, dtype, device)
-        checkpoint.fill(self._open(), modules.targets())
-        modules.finish(num_positions)
-        return modules
+    def modules(self, device: torch.device, reason: str = "") -> ModulesBuilder:
+        """The torch executor. reason: why it is this one."""
+        return ModulesBuilder(self.description, self._open(), device, reason)
 
     def _open(self) -> Checkpoint:
         if self.gguf is not None:
@@ -127,6 +124,7 @@ def _inspect_gguf(files: ModelFiles) -> NativeModel:
             raise ModelError(f"{files.path}: rope_freqs.weight must have type F32; convert the model again")
         factors = tuple(np.frombuffer(file.data(tensor), dtype="<f4").tolist())
     description = architecture.describe(Fields(file.metadata, files.path), shapes, factors)
+    description = replace(description, **checkpoint.held_in(file))
     return NativeModel(files, _checked(files, description), architecture.names, file)
 
 

@@ -70,35 +70,48 @@ class TransformersModel:
         version = self.subject.transformers.__version__
         return f"{self.subject.architecture}: computed by transformers {version} with paged attention, not natively"
 
-    def precision(self, device: torch.device) -> Precision:
-        return of_modules(self.description.checkpoint_dtype, device)
+    def on(self, device: torch.device) -> TransformersBuilder:
+        return TransformersBuilder(self, device)
 
-    def footprint(self, precision: Precision, device: torch.device) -> Footprint:
-        size = precision.dtype.itemsize
-        return Footprint(self.found.num_weights * size, self.found.activations * size, size)
 
-    def load(self, precision: Precision, device: torch.device, num_positions: int) -> Executor:
+@dataclass(frozen=True)
+class TransformersBuilder:
+    """See `loader.Builder`."""
+
+    model: TransformersModel
+    device: torch.device
+
+    def precision(self, dtype: str = "auto", quantization: str = "auto") -> Precision:
+        facts = self.model.description
+        reason = f"transformers computes {self.model.subject.architecture}"
+        return of_modules(facts.checkpoint_dtype, self.device, reason, dtype=dtype, quantization=quantization)
+
+    def footprint(self, precision: Precision) -> Footprint:
+        found, size = self.model.found, precision.dtype.itemsize
+        return Footprint(found.num_weights * size, found.activations * size, size)
+
+    def load(self, precision: Precision, num_positions: int) -> Executor:
         """Read the weights strictly, and compare a short text with transformers' own attention."""
-        folder, dtype = self.subject.folder, precision.dtype
-        with quiet(self.subject.transformers):
-            model = self._read(dtype).to(device)
+        subject, facts, found, dtype = self.model.subject, self.model.description, self.model.found, precision.dtype
+        with quiet(subject.transformers):
+            model = self._read(dtype).to(self.device)
             prepare(model)
             for name, parameter in model.named_parameters():
-                checkpoint.check_finite(folder, name, parameter.detach())
-            expected = plain_logits(model, folder, self.description.vocab_size, num_positions)
-            executor = TransformersExecutor(model, self.found.layers, self.found.body, dtype, device)
-            compare(executor, self.description, folder, expected)
+                checkpoint.check_finite(subject.folder, name, parameter.detach())
+            expected = plain_logits(model, subject.folder, facts.vocab_size, num_positions)
+            executor = TransformersExecutor(model, found.layers, found.body, dtype, self.device)
+            compare(executor, facts, subject.folder, expected)
         return executor
 
     def _read(self, dtype: torch.dtype) -> Any:
-        folder = self.subject.folder
+        subject, folder = self.model.subject, self.model.subject.folder
         try:
-            model, report = self.subject.transformers.AutoModelForCausalLM.from_pretrained(
+            model, report = subject.transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
-                config=self.settings,
+                config=self.model.settings,
                 dtype=dtype,
                 attn_implementation=NAME,
-                trust_remote_code=self.subject.trust_remote_code,
+                trust_remote_code=subject.trust_remote_code,
                 local_files_only=True,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
@@ -106,7 +119,7 @@ class TransformersModel:
             )
         except Exception as exc:  # whatever a model's files and code raise, it is the model that fails
             raise ModelError(
-                f"{folder}: transformers cannot load {self.subject.architecture} ({sentence(exc)}); download it again"
+                f"{folder}: transformers cannot load {subject.architecture} ({sentence(exc)}); download it again"
             ) from exc
         for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "holds"), ("mismatched_keys", "misshapes")):
             if names := sorted(map(str, report.get(kind) or ())):

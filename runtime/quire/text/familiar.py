@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
@@ -24,8 +25,8 @@ class Encoding(dict[str, Any]):
         return self["attention_mask"]
 
 
-class FamiliarNames:
-    """See the module. Unknown tokens and ids are None."""
+class FamiliarNames(ABC):
+    """See the module; encoding and decoding are the tokenizer's own. Unknown tokens and ids are None."""
 
     _backend: tokenizers.Tokenizer
 
@@ -38,13 +39,13 @@ class FamiliarNames:
         self.unk_token_id: int | None = vocabulary.unk_id
         self.all_special_ids: list[int] = sorted(vocabulary.special_ids)
 
+    @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokenizer's own."""
-        raise NotImplementedError
+        """Token ids of a text."""
 
+    @abstractmethod
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The tokenizer's own."""
-        raise NotImplementedError
+        """The text of token ids."""
 
     @property
     def bos_token(self) -> str | None:

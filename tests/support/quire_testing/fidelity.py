@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.models import decoder
 from quire.models.executor import Batch, Executor, allocate_kv_pool
-from quire.models.loader import NativeModel, inspect
+from quire.models.loader import Builder, NativeModel, inspect
 from quire.models.precision import Precision
 from quire.models.source import resolve
 from quire.request import SamplingParams
@@ -55,9 +54,9 @@ def our_logits(
     model = inspect(resolve(str(folder)))
     if modules:
         assert isinstance(model, NativeModel)
-        executor: Executor = model.load_modules(dtype, CPU, num_positions)
+        executor: Executor = model.modules(CPU).load(Precision.of(dtype), num_positions)
     else:
-        executor = model.load(Precision.of(dtype), CPU, num_positions)
+        executor = model.on(CPU).load(Precision.of(dtype), num_positions)
     columns = -(-max(map(len, sequences)) // BLOCK_SIZE)
     tables = torch.randperm(columns * len(sequences), generator=torch.Generator().manual_seed(0))
     tables = tables.int().view(len(sequences), columns)
@@ -92,11 +91,11 @@ def step_bytes(folder: Path, num_tokens: int = 200) -> tuple[int, int]:
     """Bytes that a step of so many tokens takes in torch beside weights and pool, and how many the memory plan counts for it."""
     model = inspect(resolve(str(folder)))
     if isinstance(model, NativeModel):
-        executor: Executor = model.load_modules(torch.float32, CPU, num_tokens)
-        footprint = decoder.footprint(model.description, torch.float32)
+        builder: Builder = model.modules(CPU)
     else:
-        precision = Precision.of(torch.float32)
-        executor, footprint = model.load(precision, CPU, num_tokens), model.footprint(precision, CPU)
+        builder = model.on(CPU)
+    precision = Precision.of(torch.float32)
+    executor, footprint = builder.load(precision, num_tokens), builder.footprint(precision)
     blocks = -(-num_tokens // BLOCK_SIZE)
     pool = allocate_kv_pool(model.description, blocks, BLOCK_SIZE, torch.float32, CPU)
     positions = torch.arange(num_tokens)

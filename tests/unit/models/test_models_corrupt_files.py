@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def load_all(path: Path) -> None:
     """What a start does with a model's files."""
-    inspect(resolve(str(path))).load(Precision.of(torch.float32), CPU, 16)
+    inspect(resolve(str(path))).on(CPU).load(Precision.of(torch.float32), 16)
 
 
 def refused(path: Path) -> str:

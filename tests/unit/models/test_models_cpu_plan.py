@@ -27,6 +27,7 @@ from quire_testing.tiny_models import FAMILIES, VOCAB, make, save
 
 CPU = torch.device("cpu")
 POSITIONS, BLOCK, COUNT = 120, 8, 5
+EXACT = Precision.of(torch.float32)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -85,8 +86,8 @@ def answers(executor: Executor, model: Inspected, seed: int, dtype: torch.dtype)
 @pytest.mark.parametrize("seed", range(4))
 def test_ragged_batches_as_the_torch_modules_compute_them(model: NativeModel, seed: int) -> None:
     ops.set_num_threads(1 + seed)
-    theirs, their_pool = answers(model.load_modules(torch.float32, CPU, POSITIONS), model, seed, torch.float32)
-    ours, our_pool = answers(model.load_plan(Precision.of(torch.float32), POSITIONS), model, seed, torch.float32)
+    theirs, their_pool = answers(model.modules(CPU).load(EXACT, POSITIONS), model, seed, torch.float32)
+    ours, our_pool = answers(model.plan().load(EXACT, POSITIONS), model, seed, torch.float32)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
         assert torch.equal(one.argmax(-1), other.argmax(-1))
@@ -95,9 +96,9 @@ def test_ragged_batches_as_the_torch_modules_compute_them(model: NativeModel, se
 
 
 def test_bfloat16_weights_stay_near(model: NativeModel) -> None:
-    exact, _ = answers(model.load_plan(Precision.of(torch.float32), POSITIONS), model, 1, torch.float32)
-    narrow, _ = answers(model.load_plan(Precision.of(torch.bfloat16), POSITIONS), model, 1, torch.bfloat16)
-    modules, _ = answers(model.load_modules(torch.bfloat16, CPU, POSITIONS), model, 1, torch.bfloat16)
+    exact, _ = answers(model.plan().load(EXACT, POSITIONS), model, 1, torch.float32)
+    narrow, _ = answers(model.plan().load(Precision.of(torch.bfloat16), POSITIONS), model, 1, torch.bfloat16)
+    modules, _ = answers(model.modules(CPU).load(Precision.of(torch.bfloat16), POSITIONS), model, 1, torch.bfloat16)
     whole, ours, theirs = (torch.cat(each).float() for each in (exact, narrow, modules))
     error = (ours - whole).square().mean().sqrt()
     assert 0 < error < 1.1 * (theirs - whole).square().mean().sqrt()  # activations stay float32
@@ -123,7 +124,7 @@ def watch_packing() -> Iterator[list[int]]:
 
 
 def executor_of(tmp_path: Path, name: str, dtype: torch.dtype = torch.float32) -> Any:
-    return inspect(resolve(str(save(make(name), tmp_path)))).load(Precision.of(dtype), CPU, 16)
+    return inspect(resolve(str(save(make(name), tmp_path)))).on(CPU).load(Precision.of(dtype), 16)
 
 
 def test_who_gets_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +150,8 @@ def test_a_quantised_file_is_computed_as_it_is_stored(types: list[str], tmp_path
     file = save_gguf(source, save(source, tmp_path / "folder"), tmp_path / "tiny.gguf", types=types)
     model = inspect(resolve(str(file)))
     assert isinstance(model, NativeModel)
-    stored, _ = answers(model.load_plan(as_stored(), POSITIONS), model, 2, torch.float32)
-    exact, _ = answers(model.load_modules(torch.float32, CPU, POSITIONS), model, 2, torch.float32)
+    stored, _ = answers(model.plan().load(as_stored(), POSITIONS), model, 2, torch.float32)
+    exact, _ = answers(model.modules(CPU).load(EXACT, POSITIONS), model, 2, torch.float32)
     one, other = torch.cat(stored), torch.cat(exact)
     error = float((one - other).square().mean().sqrt() / other.std())
     assert error < (1e-5 if types in (["F16"], ["BF16"]) else 0.05), (
@@ -163,22 +164,24 @@ def test_the_footprint_is_what_is_packed(tmp_path: Path) -> None:
     for types in (*STORED, []):
         file = save_gguf(source, save(source, tmp_path / "folder"), tmp_path / "tiny.gguf", types=types)
         model = inspect(resolve(str(file)))
-        for precision in (as_stored(), *map(Precision.of, (torch.float32, torch.bfloat16, torch.float16))):
+        quantised = [Precision(torch.float32, torch.bfloat16, name) for name in ("int8", "int4")]
+        for precision in (as_stored(), *quantised, *map(Precision.of, (torch.float32, torch.bfloat16, torch.float16))):
             with watch_packing() as packed:
-                model.load(precision, CPU, POSITIONS)
+                model.on(CPU).load(precision, POSITIONS)
             vectors = 4 * sum(shape[0] for shape in model.description.parameters().values() if len(shape) == 1)
-            assert model.footprint(precision, CPU).weights == sum(packed) + vectors
+            assert model.on(CPU).footprint(precision).weights == sum(packed) + vectors
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
 def test_the_footprint_of_experts_is_what_is_packed(name: str, tmp_path: Path) -> None:
     model = inspect(resolve(str(save(make(name), tmp_path))))
     assert isinstance(model, NativeModel)
-    for precision in map(Precision.of, (torch.float32, torch.bfloat16)):
+    quantised = [Precision(torch.float32, torch.bfloat16, name) for name in ("int8", "int4")]
+    for precision in (*quantised, *map(Precision.of, (torch.float32, torch.bfloat16))):
         with watch_packing() as packed:
-            model.load(precision, CPU, POSITIONS)
+            model.on(CPU).load(precision, POSITIONS)
         vectors = 4 * sum(shape[0] for shape in model.description.parameters().values() if len(shape) == 1)
-        assert model.footprint(precision, CPU).weights == sum(packed) + vectors
+        assert model.on(CPU).footprint(precision).weights == sum(packed) + vectors
 
 
 def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -190,4 +193,4 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     file.write_bytes(raw)
     model = inspect(resolve(str(file)))
     with pytest.raises(ModelError, match=r"tensor blk.1.ffn_down.weight holds numbers that are not finite"):
-        model.load(as_stored(), CPU, 16)
+        model.on(CPU).load(as_stored(), 16)

@@ -59,7 +59,7 @@ def make(family: Family) -> Any:
 def refused(folder: Path, **options: Any) -> str:
     """The sentence a model ends with."""
     with pytest.raises(ModelError) as caught:
-        inspect(resolve(str(folder)), **options).load(Precision.of(torch.float32), CPU, 64)
+        inspect(resolve(str(folder)), **options).on(CPU).load(Precision.of(torch.float32), 64)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -112,7 +112,7 @@ def test_the_facts_count_the_parameters(family: tuple[Any, Path]) -> None:
     found = inspect(resolve(str(folder)))
     facts, cpu = found.description, torch.device("cpu")
     buffers = sum(buffer.numel() for buffer in model.buffers())
-    footprint = found.footprint(Precision.of(torch.float32), cpu)
+    footprint = found.on(cpu).footprint(Precision.of(torch.float32))
     assert footprint.weights == 4 * (sum(parameter.numel() for parameter in model.parameters()) + buffers)
     assert (facts.num_layers, facts.vocab_size, facts.max_model_len) == (4, VOCAB, 512)
     assert (facts.eos_token_ids, facts.checkpoint_dtype) == ((2,), "float32")
