@@ -96,7 +96,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         _announce_length(config, description.max_model_len, memory)
     with stages.stage("weights"):
         executor = builder.load(precision, memory.max_model_len)
-        _log.info("weights: %s, computed by the executor %s", _weights(precision, quantization), executor.name)
+        _log.info("weights are %s", _weights(precision, quantization))
     with stages.stage("kv_pool"):
         pool = allocate_kv_pool(description, memory.num_blocks, config.block_size, kv_dtype, device)
         swap_pool = None
@@ -178,7 +178,7 @@ def _device(config: EngineConfig) -> torch.device:
 def _weights(precision: Precision, quantization: str) -> str:
     """How they are held, in words."""
     dtype = _name(precision.dtype)
-    return dtype if quantization == "none" else f"{quantization}, what is not quantised in {dtype}"
+    return dtype if quantization == "none" else f"{quantization}, and {dtype} where they are not quantised"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -179,9 +179,9 @@ def _scales(raw: Tensor, kind: GgmlType) -> Tensor:
     return raw.view(-1, size)[:, at].contiguous().view(torch.float16)
 
 
-def held_in(file: GGUFFile) -> dict[str, str]:
-    """Of a GGUF file's matrices, for `DecoderDescription`: `quantization`, the types that are blocks, most bytes first, as `Q4_1` or
-    `Q4_K+Q6_K`, none where there are none; and `checkpoint_dtype`, the most frequent of the other types."""
+def held_in(file: GGUFFile) -> tuple[str, str]:
+    """What a GGUF file's matrices are: the types that are blocks, most bytes first, as `Q4_1` or `Q4_K+Q6_K` (`none` where there are
+    none), and the most frequent of the other types, as torch calls it."""
     sizes: dict[GgmlType, int] = {}
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:
@@ -189,8 +189,7 @@ def held_in(file: GGUFFile) -> dict[str, str]:
             sizes[kind] = sizes.get(kind, 0) + tensor.num_bytes
     kinds = sorted(sizes, key=lambda kind: -sizes[kind])
     blocks = "+".join(kind.name for kind in kinds if kind not in _PLAIN)
-    plain = next((_PLAIN[kind] for kind in kinds if kind in _PLAIN), "float32")
-    return {"quantization": blocks or "none", "checkpoint_dtype": plain}
+    return blocks or "none", next((_PLAIN[kind] for kind in kinds if kind in _PLAIN), "float32")
 
 
 def unpermute(rows: Tensor, heads: int, rotated: int) -> Tensor:

@@ -124,7 +124,8 @@ def _inspect_gguf(files: ModelFiles) -> NativeModel:
             raise ModelError(f"{files.path}: rope_freqs.weight must have type F32; convert the model again")
         factors = tuple(np.frombuffer(file.data(tensor), dtype="<f4").tolist())
     description = architecture.describe(Fields(file.metadata, files.path), shapes, factors)
-    description = replace(description, **checkpoint.held_in(file))
+    blocks, plain = checkpoint.held_in(file)
+    description = replace(description, quantization=blocks, checkpoint_dtype=plain)
     return NativeModel(files, _checked(files, description), architecture.names, file)
 
 

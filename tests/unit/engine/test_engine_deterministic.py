@@ -15,16 +15,13 @@ from quire.models.cpu_decoder import CPUDecoder
 from quire.models.executor import Batch, KVPool
 from quire.request import AddRequest, SamplingParams, TokenLogprobs
 from quire_testing.cores import make_core
-from quire_testing.tiny_gguf import save_gguf
 from quire_testing.tiny_llama import VOCAB, make_model, save_folder
-from quire_testing.tiny_models import make, save
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=20)
 
 
 NUMBERS: dict[str, dict[str, str]] = {
     "float32": {},
-    "stored": {"dtype": "auto"},
     "int8": {"dtype": "auto", "quantization": "int8"},
     "int4": {"dtype": "auto", "quantization": "int4"},
 }
@@ -33,12 +30,6 @@ NUMBERS: dict[str, dict[str, str]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield save_folder(make_model(), tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def quantised_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place, model = tmp_path_factory.mktemp("gguf"), make("llama")
-    return save_gguf(model, save(model, place / "folder"), place / "tiny.gguf", types=["Q4_1", "Q8_0", "Q4_0", "Q5_1"])
 
 
 def told(core: EngineCore, prompts: list[list[int]], every: int) -> list[list[TokenLogprobs]]:
@@ -64,8 +55,8 @@ def told(core: EngineCore, prompts: list[list[int]], every: int) -> list[list[To
 
 @pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_bits_alone_and_in_a_crowd(folder: Path, quantised_file: Path, threads: int, numbers: str) -> None:
-    model, flags = quantised_file if numbers == "stored" else folder, {"cpu_threads": threads, **NUMBERS[numbers]}
+def test_the_same_bits_alone_and_in_a_crowd(folder: Path, threads: int, numbers: str) -> None:
+    model, flags = folder, {"cpu_threads": threads, **NUMBERS[numbers]}
     rng = random.Random(1)
     shared = [rng.randrange(3, VOCAB) for _ in range(30)]
     prompts = [
