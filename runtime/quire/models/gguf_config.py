@@ -38,7 +38,7 @@ def describe(
     rotated = fields.integer(f"{architecture}.rope.dimension_count", head_size)
     common: dict[str, Any] = {
         "architecture": architecture,
-        "num_layers": fields.integer(f"{architecture}.block_count"),
+        "num_layers": fields.count(f"{architecture}.block_count"),
         "hidden_size": hidden,
         "intermediate_size": fields.integer(f"{architecture}.feed_forward_length"),
         "num_heads": heads,

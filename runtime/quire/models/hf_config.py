@@ -37,7 +37,7 @@ def describe(config: Fields, architecture: str, **own: Any) -> DecoderDescriptio
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     fields: dict[str, Any] = {
         "architecture": architecture,
-        "num_layers": config.integer("num_hidden_layers"),
+        "num_layers": config.count("num_hidden_layers"),
         "hidden_size": hidden,
         "intermediate_size": config.integer("intermediate_size"),
         "num_heads": heads,
@@ -59,7 +59,7 @@ def describe(config: Fields, architecture: str, **own: Any) -> DecoderDescriptio
 
 def experts(config: Fields, number: str, default: int, *, default_chosen: int) -> dict[str, int]:
     """Fields of the description that count experts. number: the key of how many there are."""
-    count, chosen = config.integer(number, default), config.integer("num_experts_per_tok", default_chosen)
+    count, chosen = config.count(number, default), config.integer("num_experts_per_tok", default_chosen)
     if chosen > count:
         raise config.bad("num_experts_per_tok", chosen, f"at most {number} ({count})")
     return {"num_experts": count, "experts_per_token": chosen}
@@ -75,7 +75,7 @@ def activation(config: Fields, key: str, default: str) -> Literal["silu", "gelu_
 
 def windows(config: Fields, window: int | None, slides: Callable[[int], bool]) -> tuple[int, ...]:
     """Windows per layer from `layer_types`; where those are absent, of the layers of which `slides` is true."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     kinds = config.items("layer_types", layers)
     if kinds is None:
         kinds = ["sliding_attention" if slides(layer) else "full_attention" for layer in range(layers)]

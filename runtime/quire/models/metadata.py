@@ -9,6 +9,9 @@ from typing import Any
 
 from quire.errors import ModelError
 
+MOST_PARTS = 4096
+"""Layers, or experts of a layer: some ten times what any model has, so that a damaged count is an error and no endless loop."""
+
 
 @dataclass(frozen=True)
 class Fields:
@@ -22,6 +25,13 @@ class Fields:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.bad(key, value, "a positive integer")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """How many parts there are that are gone through one by one: a positive integer up to MOST_PARTS."""
+        value = self.integer(key, default)
+        if value > MOST_PARTS:
+            raise self.bad(key, value, f"at most {MOST_PARTS}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

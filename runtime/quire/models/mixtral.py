@@ -23,6 +23,6 @@ def from_config(config: Fields) -> DecoderDescription:
     return hf_config.describe(
         config,
         "mixtral",
-        windows=() if window is None else (window,) * config.integer("num_hidden_layers"),
+        windows=() if window is None else (window,) * config.count("num_hidden_layers"),
         **hf_config.experts(config, "num_local_experts", 8, default_chosen=2),
     )

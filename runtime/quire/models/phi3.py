@@ -28,5 +28,5 @@ def from_config(config: Fields) -> DecoderDescription:
         head_size=head_size,
         norm_eps=config.number("rms_norm_eps", 1e-5),
         rope=rope_from_config(config, head_size, section=section),
-        windows=() if window is None else (window,) * config.integer("num_hidden_layers"),
+        windows=() if window is None else (window,) * config.count("num_hidden_layers"),
     )

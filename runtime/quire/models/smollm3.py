@@ -12,7 +12,7 @@ HF_NAMES = hf_config.NAMES
 
 def from_config(config: Fields) -> DecoderDescription:
     """The description of a config.json (fields of transformers' SmolLM3Config; `no_rope_layers` lists 1 for rotated ones)."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     head_size = config.integer("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"))
     every = config.integer("no_rope_layer_interval", 4)
     rotated = config.items("no_rope_layers", layers) or [int((layer + 1) % every != 0) for layer in range(layers)]

@@ -118,6 +118,14 @@ def test_damaged_gguf_header(gguf: Path, at: int, new: bytes, message: str) -> N
     assert message in refused(gguf)
 
 
+def test_a_count_of_layers_that_no_model_has(gguf: Path) -> None:
+    """Found by the test of damaged headers: a hang, and no error."""
+    raw = gguf.read_bytes()
+    at = raw.index(b"llama.block_count") + len(b"llama.block_count") + 4
+    gguf.write_bytes(raw[:at] + struct.pack("<I", 1 << 31) + raw[at + 4 :])
+    assert "llama.block_count must be at most 4096, got 2147483648" in refused(gguf)
+
+
 def test_gguf_of_another_architecture_or_type(gguf: Path) -> None:
     raw = gguf.read_bytes()
     other = raw.replace(
@@ -218,6 +226,7 @@ def test_tensors_that_carry_nothing_are_ignored(whole: Path) -> None:
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_hidden_layers": -1}, "num_hidden_layers must be a positive integer, got -1"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers must be a positive integer, got 'many'"),
+        ({"num_hidden_layers": 1 << 40}, "num_hidden_layers must be at most 4096, got 1099511627776"),
         ({"num_hidden_layers": 2}, "lacks tensor model.layers.1."),
         ({"hidden_act": "gelu"}, "hidden_act must be one of silu, "),
         (
