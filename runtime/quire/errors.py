@@ -49,3 +49,9 @@ class OverloadedError(QuireError):
 
 class EngineDeadError(QuireError):
     """The engine process ended; the message carries its last words."""
+
+
+def shown(value: object) -> str:
+    """A bad value as a message shows it: cut short."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -58,7 +58,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """One sequence to generate, and its siblings. `request_id` is unique among live requests, siblings' too; from here on each
     lives on its own. The prompt is computed once for all of them.
 
-    `params.max_tokens` is already resolved (never None) and prompt + max_tokens fits the model's length.
+    Prompt and `params.max_tokens` together fit the model's length; None is what the prompt leaves of it.
     priority: lower is more urgent; only the scheduler policy `priority` reads it. cache_salt: only requests of the same salt
     share prefix-cache blocks; None is a salt of its own.
     """

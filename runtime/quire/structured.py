@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from quire.errors import RequestError
+from quire.errors import RequestError, shown
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 
@@ -52,7 +52,7 @@ class Reason(enum.StrEnum):
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """kind, and what it is made of as text: `json` a JSON schema, `regex` an expression that the whole answer matches,
-    `choice` a JSON list of texts, `grammar` a context-free grammar in the Lark variant of llguidance, `json_object` nothing.
+    `choice` a JSON list of texts, `grammar` a context-free grammar, EBNF with `::=` or the Lark variant of llguidance, `json_object` nothing.
 
     param: the field of the request it came from, for messages; two outputs that differ in nothing else are the same grammar.
     Raises RequestError that names it.
@@ -89,14 +89,14 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def _check_schema(self) -> None:
         schema = self._parsed("a JSON schema")
         if not isinstance(schema, dict | bool):
-            raise self.bad(f"must be a JSON schema (an object), got {_shown(schema)}")
+            raise self.bad(f"must be a JSON schema (an object), got {shown(schema)}")
         if (depth := _depth(schema)) > MAX_DEPTH:
             raise self.bad(f"must be at most {MAX_DEPTH} levels deep, got {depth}")
 
     def _check_choices(self) -> None:
         choices = self._parsed("a list of texts")
         if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
-            raise self.bad(f"must be a list of non-empty texts, got {_shown(choices)}")
+            raise self.bad(f"must be a list of non-empty texts, got {shown(choices)}")
         if not 1 <= len(choices) <= MAX_CHOICES:
             raise self.bad(f"must be between 1 and {MAX_CHOICES} texts, got {len(choices)}")
 
@@ -121,7 +121,7 @@ def structured_output(
     """The one kind of output that is given, from Python values. Raises RequestError that names `param`.
 
     json: a JSON schema, parsed or as text. regex: matched against the whole answer. choice: the answer is one of these.
-    grammar: Lark, as llguidance reads it. json_object: any JSON object.
+    grammar: EBNF whose first rule is `root ::= ...`, or Lark as llguidance reads it. json_object: any JSON object.
     """
     specs: dict[Kind, str] = {}
     if json is not None:
@@ -140,7 +140,7 @@ def structured_output(
         raise RequestError(message, param=param, code="invalid_value")
     [(kind, spec)] = specs.items()
     if not isinstance(spec, str):
-        raise RequestError(f"{param}: {kind} must be a text, got {_shown(spec)}", param=param, code="invalid_value")
+        raise RequestError(f"{param}: {kind} must be a text, got {shown(spec)}", param=param, code="invalid_value")
     return StructuredOutput(kind=kind, spec=spec, param=param)
 
 
@@ -223,8 +223,3 @@ def _depth(value: object) -> int:
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         open_values += [(one, depth + 1) for one in inner if isinstance(one, dict | list)]
     return deepest
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."

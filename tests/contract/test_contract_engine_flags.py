@@ -27,7 +27,7 @@ NOT_OFFERED = {
     "grammar_compile_timeout": _GRAMMARS,
     "grammar_token_timeout": _GRAMMARS,
     "grammar_mean_token_time": _GRAMMARS,
-    "deterministic": "a check at the start; on a CPU it holds anyway",
+    "deterministic": "where it holds it is the default; the flag checks it at the start",
     "logits_processors": "needs a package that the image does not have; an own image names it in extraArgs",
     "model_impl": "for developers; auto is right in a cluster",
     "trust_remote_code": "runs code of a model in the pod; whoever wants that says so in extraArgs",

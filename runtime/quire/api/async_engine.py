@@ -19,10 +19,7 @@ from quire.config import EngineConfig
 from quire.errors import EngineDeadError, RequestError
 from quire.outputs import RequestOutput
 from quire.request import EngineReady, SamplingParams, StepStats
-from quire.text import Tokenizer
-
-IN_THREAD_CHARS = 20_000
-"""Longer prompts are encoded beside the caller's event loop."""
+from quire.text import IN_THREAD_CHARS, Tokenizer
 
 
 class AsyncLLMEngine:

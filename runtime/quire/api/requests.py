@@ -13,7 +13,7 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 
 from quire.config import EngineConfig
-from quire.errors import RequestError
+from quire.errors import RequestError, shown
 from quire.models.generation_config import SamplingDefaults, sampling_defaults
 from quire.models.source import ModelFiles, resolve, resolve_tokenizer
 from quire.outputs.choice import choices_of, requests_of
@@ -98,7 +98,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> Encoded:
     if ids is not None:
         return Encoded(text, _ids(ids), salt)
     if not isinstance(text, str):
-        raise RequestError(f"the prompt must be {_FORMS}, got {_short(prompt)}", param="prompts")
+        raise RequestError(f"the prompt must be {_FORMS}, got {shown(prompt)}", param="prompts")
     return Encoded(text, tokenizer.encode(text), salt)
 
 
@@ -149,14 +149,9 @@ def _ids(given: Iterable[Any]) -> list[int]:
             raise TypeError
         ids = [int(operator.index(one)) for one in given]
     except TypeError:
-        raise RequestError(f"token ids must be a list of integers, got {_short(given)}", param="prompts") from None
+        raise RequestError(f"token ids must be a list of integers, got {shown(given)}", param="prompts") from None
     return ids
 
 
 def _is_id(item: object) -> bool:
     return not isinstance(item, str | Mapping | list | tuple) and hasattr(item, "__index__")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -122,10 +122,11 @@ class EngineConfig(BaseModel):
     )
     tensor_parallel_size: int = Field(1, ge=1, le=1, description="GPUs that share each layer; only 1 for now")
     pipeline_parallel_size: int = Field(1, ge=1, le=1, description="groups of layers on different GPUs; only 1 for now")
-    deterministic: bool = Field(
-        False,
-        description="check at the start that a greedy request gets the same bits whatever else runs, and refuse to start where it "
-        "does not; on a CPU this holds without the flag, at no cost",
+    deterministic: bool | None = Field(
+        None,
+        description="a greedy request gets the same bits whatever else runs; default: yes where the CPU plan computes the model (native "
+        "models, in every type), at no cost; true: also check it at the start, and refuse to start where it "
+        "does not hold; false: promise nothing",
     )
     logits_processors: tuple[str, ...] = Field(
         (), description="entry points of quire.logits_processors that requests pass through (repeat the flag)"
@@ -144,7 +145,9 @@ class EngineConfig(BaseModel):
         "256Ki", description="largest schema, expression or grammar, at most 1Mi; beyond it 400"
     )
     grammar_memory: Size | None = Field(
-        None, description="memory of one grammar, beyond it 400; default: an eighth of what there is, from 128Mi to 1Gi"
+        None,
+        description="memory of one grammar, beyond it 400; default: a third of what all may hold together, at most 1Gi; all: half of "
+        "what the memory plan leaves, from 192Mi to 4Gi, or three such",
     )
     grammar_compile_timeout: float = Field(
         5.0, gt=0, le=600, description="seconds of CPU that compiling a grammar may take; beyond it 400"

@@ -1,9 +1,10 @@
 """Batch invariance, asked of the running engine: does a greedy request get the same bits alone and in a crowd?
 
-On a CPU nothing has to be switched on for it: the kernels make no row depend on another (`quire_kernels.ops`), and oneDNN's
-products with packed float32 weights sum over the inner dimension alike for any number of rows (measured: no bit differs between 1
-and 1024 rows, on 1, 2 and 4 threads; MKL's products with plain weights do differ below 8 rows). It is a property of
-libraries, though, so `--deterministic` checks it on this machine with this model, and refuses to start where it does not hold.
+Where the CPU plan computes the model nothing has to be switched on for it: an output of its products, norms and attention is summed
+up in one order for any number of rows, chunks and threads (`quire_kernels.decoder`, `quire_kernels.ops`), and the sampler works row
+by row. So it is promised there by default (`Executor.batch_invariant`). Torch modules multiply with libraries that
+choose by the number of rows. `--deterministic` asks for it wherever it is not promised, and beyond promises: it checks on
+this machine with this model, and refuses to start where it does not hold.
 """
 
 from __future__ import annotations

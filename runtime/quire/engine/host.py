@@ -43,15 +43,6 @@ def memory(root: Path = Path("/")) -> HostMemory:
     return HostMemory(available, limited, limit)
 
 
-def resident_bytes(root: Path = Path("/")) -> int:
-    """Memory this process holds now."""
-    try:
-        pages = int((root / "proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def _groups(root: Path, controller: str) -> list[Path]:
     """This process's control group folders for a controller, itself and its parents; unified and legacy hierarchies."""
     try:

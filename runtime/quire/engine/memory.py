@@ -1,6 +1,6 @@
 """The memory plan: weights, activations and KV pool, summed up before any of it is taken.
 
-Pure arithmetic on facts of a model, a configuration and what the host offers. What does not fit is refused with the sum and the
+Pure arithmetic on facts of a model, a configuration and what there is. What does not fit is refused with the sum and the
 flag value that would fit; a model's full length shrinks to the pool only where the user did not ask for a length.
 """
 
@@ -9,18 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config import EngineConfig, parse_bytes
-from quire.engine.host import HostMemory
+from quire.engine.budget import MIB, Budget, mib
+from quire.engine.grammar.limits import total_memory
 from quire.engine.sampling.logprobs import ROWS
 from quire.engine.sampling.restrict import SORTED_ROWS
 from quire.errors import ModelError
 from quire.models.executor import Footprint, ModelFacts
 
-LIMIT_SHARE = 0.90
-"""Of a container's limit, this much is planned; the rest is for the server process and for what is not counted."""
-FREE_SHARE = 0.25
-"""Without a limit the machine is shared with others: the pool takes at most this much of what is free."""
-LEAST_BUDGET = 64
-MIB = 1 << 20
+LEAST_STEP = 64
+"""No smaller token budget is advised."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,8 @@ class MemoryPlan:
     """All in bytes but the last four. `max_model_len` is what the pool can hold of what was asked for.
 
     tables: cosines and sines of the positions up to that length. swap is part of `available` only where swap_apart is false: a
-    GPU's host pool lies in other memory.
+    GPU's host pool lies in other memory. loading: what is held beside weights and tables while weights are read, before activations and pools.
+    grammars: what processes of structured outputs hold at most, of what the plan leaves.
     """
 
     weights: int
@@ -37,6 +35,8 @@ class MemoryPlan:
     kv_pool: int
     swap: int
     swap_apart: bool
+    loading: int
+    grammars: int
     available: int
     num_blocks: int
     num_swap_blocks: int
@@ -45,17 +45,25 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
+        """While it serves."""
         return self.weights + self.activations + self.tables + self.kv_pool + (0 if self.swap_apart else self.swap)
 
+    @property
+    def peak(self) -> int:
+        """While it loads and serves."""
+        return max(self.total, self.weights + self.tables + self.loading)
+
     def __str__(self) -> str:
-        swap = f"swap {_mib(self.swap)} ({self.num_swap_blocks} blocks)" if self.swap else ""
+        swap = f"swap {mib(self.swap)} ({self.num_swap_blocks} blocks)" if self.swap else ""
         return (
-            f"memory plan: weights {_mib(self.weights)} + activations {_mib(self.activations)} "
-            + (f"+ position tables {_mib(self.tables)} " if self.tables else "")
-            + f"+ KV pool {_mib(self.kv_pool)} ({self.num_blocks} blocks of {self.block_size} tokens)"
+            f"memory plan: weights {mib(self.weights)} + activations {mib(self.activations)} "
+            + (f"+ position tables {mib(self.tables)} " if self.tables else "")
+            + f"+ KV pool {mib(self.kv_pool)} ({self.num_blocks} blocks of {self.block_size} tokens)"
             + (f" + {swap}" if swap and not self.swap_apart else "")
-            + f" = {_mib(self.total)} of {_mib(self.available)} available"
-            + (f", and {swap} of the host's memory" if swap and self.swap_apart else "")
+            + f" = {mib(self.total)} of {mib(self.available)} available"
+            + (f" ({mib(self.peak)} while weights are read)" if self.peak > self.total else "")
+            + (f", {swap} of the host's memory" if swap and self.swap_apart else "")
+            + f", at most {mib(self.grammars)} beside it for structured outputs"
         )
 
 
@@ -66,68 +74,83 @@ def plan(
     *,
     smaller: Footprint | None = None,
     kv_dtype_bytes: int,
-    host: HostMemory,
-    swap_host: HostMemory | None = None,
+    budget: Budget,
+    swap_budget: Budget | None = None,
 ) -> MemoryPlan:
-    """footprint: of the model; smaller: of the same in bfloat16, where that can be advised. host: the memory of the device.
-    swap_host: that of the swap pool, where it is another.
+    """footprint: of the model; smaller: of the same in bfloat16, where that can be advised. budget: the memory of the device.
+    swap_budget: that of the swap pool, where it is another.
 
     Raises ModelError where the model, the pools or the wanted length does not fit, saying what would.
     """
     weights = footprint.weights
     activations = activation_bytes(facts, config, footprint)
     block_bytes = facts.kv_elements_per_token() * config.block_size * kv_dtype_bytes
-    room = int(host.available * LIMIT_SHARE) - weights - activations
+    room = budget.usable - weights - activations
     wanted_len = min(config.max_model_len or facts.max_model_len, facts.max_model_len)
     per_sequence = -(-wanted_len // config.block_size)
     position_bytes = facts.table_elements_per_position() * 4
     block_tables = min(config.block_size, wanted_len) * position_bytes
-    num_swap_blocks = _num_swap_blocks(config, block_bytes, room - block_tables, swap_host)
+    whole = per_sequence * (block_bytes + block_tables)  # a sequence of the wanted length
+    num_swap_blocks = _num_swap_blocks(config, block_bytes, room - block_tables, swap_budget)
     swap = num_swap_blocks * block_bytes
-    if swap_host is None:
+    if swap_budget is None:
         room -= swap
+    left = room
     # tables reach as far as the pool does, at most to the wanted length
-    most_tables = min(max(room // (block_bytes + block_tables), 1) * block_tables, wanted_len * position_bytes)
-    room -= most_tables
+    room -= min(max(room // (block_bytes + block_tables), 1) * block_tables, wanted_len * position_bytes)
     if room < block_bytes:
         rest = block_bytes + block_tables
-        parts = f"weights {_mib(weights)} + activations {_mib(activations)} + one KV block {_mib(rest)}"
+        parts = f"weights {mib(weights)} + activations {mib(activations)} + one KV block {mib(rest)}"
         raise ModelError(
-            f"{config.model} does not fit the memory: {parts} = {_mib(weights + activations + rest)} are more than "
-            f"{LIMIT_SHARE:.0%} of the {_mib(host.available)} that "
-            + ("the container's limit leaves" if host.limited else "are free")
+            f"{config.model} does not fit the memory: {parts} = {mib(weights + activations + rest)} are more than {budget.words}"
             + _remedy(
                 facts,
                 config,
-                host,
+                budget,
                 footprint,
                 smaller,
                 kv_dtype_bytes,
-                -room + per_sequence * (block_bytes + block_tables),
+                more=budget.more(whole - room) or budget.more(block_bytes - room),
             )
         )
-    num_blocks = _num_blocks(config, block_bytes, room, host, most=config.max_num_seqs * per_sequence)
+    num_blocks = _num_blocks(config, block_bytes, room, budget, per_sequence)
     tokens = num_blocks * config.block_size
     if config.max_model_len is not None and tokens < wanted_len:
-        need = per_sequence * block_bytes
+        needed = per_sequence * block_bytes
         raise ModelError(
-            f"--max-model-len {wanted_len} needs a KV pool of {_mib(need)} ({per_sequence} blocks), but it has {num_blocks} blocks "
-            f"({_mib(num_blocks * block_bytes)}); --max-model-len {tokens} fits"
-            + (f", and so does --num-blocks {per_sequence}" if config.num_blocks is not None and need <= room else "")
+            f"--max-model-len {wanted_len} needs a KV pool of {mib(needed)} ({per_sequence} blocks), but it has {num_blocks} blocks "
+            f"({mib(num_blocks * block_bytes)}); --max-model-len {tokens} fits"
+            + _or_larger(config, needed, per_sequence, fits=needed <= room, more=budget.more(whole - left))
         )
-    return MemoryPlan(
+    tables = min(wanted_len, tokens) * position_bytes
+    kv_pool = num_blocks * block_bytes
+    if swap_budget is None:
+        unplanned = budget.available - weights - activations - tables - kv_pool - swap
+    else:
+        unplanned = swap_budget.available - swap
+    found = MemoryPlan(
         weights=weights,
         activations=activations,
-        tables=min(wanted_len, tokens) * position_bytes,
-        kv_pool=num_blocks * block_bytes,
+        tables=tables,
+        kv_pool=kv_pool,
         swap=swap,
-        swap_apart=swap_host is not None,
-        available=host.available,
+        swap_apart=swap_budget is not None,
+        loading=footprint.loading,
+        grammars=total_memory(config, unplanned),
+        available=budget.available,
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
         block_size=config.block_size,
         max_model_len=min(wanted_len, tokens),
     )
+    if found.peak > budget.usable:
+        half = smaller is not None and smaller.weights + smaller.loading <= budget.usable
+        raise ModelError(
+            f"{config.model} does not fit the memory while it is read: weights {mib(weights)} + position tables {mib(found.tables)} + "
+            f"{mib(found.loading)} to read the largest of them = {mib(found.peak)} are more than {budget.words}"
+            + _or_smaller(budget.more(found.peak - budget.usable), half=half)
+        )
+    return found
 
 
 def activation_bytes(facts: ModelFacts, config: EngineConfig, footprint: Footprint) -> int:
@@ -146,7 +169,7 @@ def sampling_bytes(facts: ModelFacts, config: EngineConfig, logit_bytes: int) ->
     return facts.vocab_size * (rows * (logit_bytes + 4 * 4) + SORTED_ROWS * 8 * 4)
 
 
-def _num_swap_blocks(config: EngineConfig, block_bytes: int, room: int, apart: HostMemory | None) -> int:
+def _num_swap_blocks(config: EngineConfig, block_bytes: int, room: int, apart: Budget | None) -> int:
     """room: what weights and activations leave of the device's memory, which the swap pool shares unless it lies apart."""
     if config.swap_space is None:
         return 0
@@ -155,41 +178,44 @@ def _num_swap_blocks(config: EngineConfig, block_bytes: int, room: int, apart: H
         return 0
     if swap < block_bytes:
         raise ModelError(
-            f"--swap-space {config.swap_space} is less than one KV block ({_mib(block_bytes)}); raise it, or leave it out"
+            f"--swap-space {config.swap_space} is less than one KV block ({mib(block_bytes)}); raise it, or leave it out"
         )
-    left = max(room - block_bytes if apart is None else int(apart.available * LIMIT_SHARE), 0)
+    left = max(room - block_bytes if apart is None else apart.usable, 0)
     if swap > left and room >= block_bytes:  # without room for the model itself, that is what must be said
         after = "after weights, activations and one KV block" if apart is None else "of the host's memory"
         raise ModelError(
-            f"--swap-space {config.swap_space} does not fit: {after} {_mib(left)} are left; "
+            f"--swap-space {config.swap_space} does not fit: {after} {mib(left)} are left; "
             + (f"--swap-space {left // MIB}Mi fits" if left >= max(MIB, block_bytes) else "leave it out")
         )
     return swap // block_bytes
 
 
-def _num_blocks(config: EngineConfig, block_bytes: int, room: int, host: HostMemory, *, most: int) -> int:
+def _num_blocks(config: EngineConfig, block_bytes: int, room: int, budget: Budget, per_sequence: int) -> int:
+    """room holds one block at least. per_sequence: blocks of a sequence of the wanted length."""
     fitting = room // block_bytes
     if config.num_blocks is not None:
         if config.num_blocks > fitting:
             raise ModelError(
-                f"--num-blocks {config.num_blocks} needs {_mib(config.num_blocks * block_bytes)}, but after weights and "
-                f"activations{_and_swap(config)} {_mib(room)} are left; --num-blocks {fitting} fits"
+                f"--num-blocks {config.num_blocks} needs {mib(config.num_blocks * block_bytes)}, but after weights and "
+                f"activations{_and_swap(config)} {mib(room)} are left; --num-blocks {fitting} fits"
             )
         return config.num_blocks
     if config.kv_cache_memory is not None:
         pool = parse_bytes(config.kv_cache_memory, flag="--kv-cache-memory")
         if pool < block_bytes:
             raise ModelError(
-                f"--kv-cache-memory {config.kv_cache_memory} is less than one KV block ({_mib(block_bytes)}); raise it"
+                f"--kv-cache-memory {config.kv_cache_memory} is less than one KV block ({mib(block_bytes)}); raise it"
             )
         if pool > room:
             raise ModelError(
                 f"--kv-cache-memory {config.kv_cache_memory} does not fit: after weights and activations{_and_swap(config)} "
-                f"{_mib(room)} are left; --kv-cache-memory {room // MIB}Mi fits"
+                f"{mib(room)} are left; --kv-cache-memory {room // MIB}Mi fits"
             )
         return pool // block_bytes
-    share = room if host.limited else min(room, int(host.available * FREE_SHARE))
-    return max(min(share // block_bytes, most), 1)
+    # However modest, a pool holds a sequence of the length that was asked for, and never more than all places can use.
+    least = 1 if config.max_model_len is None else per_sequence
+    usual = min(budget.pool // block_bytes, config.max_num_seqs * per_sequence)
+    return min(max(usual, least), fitting)
 
 
 def _and_swap(config: EngineConfig) -> str:
@@ -199,32 +225,37 @@ def _and_swap(config: EngineConfig) -> str:
 def _remedy(
     facts: ModelFacts,
     config: EngineConfig,
-    host: HostMemory,
+    budget: Budget,
     footprint: Footprint,
     smaller: Footprint | None,
     kv_dtype_bytes: int,
-    missing: int,
+    *,
+    more: str,
 ) -> str:
-    """What would make it fit: a smaller step if that is enough, a smaller type, more memory (for a full-length request)."""
-    usable = int(host.available * LIMIT_SHARE)
-    budget = config.max_num_batched_tokens
-    while (budget := budget // 2) >= LEAST_BUDGET:
+    """What would make it fit: a smaller step if that is enough, a smaller type, more memory."""
+    tokens = config.max_num_batched_tokens
+    while (tokens := tokens // 2) >= LEAST_STEP:
         reduced = config.model_copy(
-            update={"max_num_batched_tokens": budget, "max_num_seqs": min(config.max_num_seqs, budget)}
+            update={"max_num_batched_tokens": tokens, "max_num_seqs": min(config.max_num_seqs, tokens)}
         )
-        spare = usable - footprint.weights - activation_bytes(facts, reduced, footprint)
+        spare = budget.usable - footprint.weights - activation_bytes(facts, reduced, footprint)
         per_token = facts.kv_elements_per_token() * kv_dtype_bytes + facts.table_elements_per_position() * 4
-        if spare >= budget * per_token:
-            return f"; --max-num-batched-tokens {budget} fits"
-    more = f"{'raise the limit' if host.limited else 'free memory'} to {_mib(_target(host, missing))}"
-    half = smaller is not None and smaller.weights < min(usable, footprint.weights)
-    return f"; {more}" + (", or try --dtype bfloat16" if half else ", or take a smaller model")
+        if spare >= tokens * per_token:
+            return f"; --max-num-batched-tokens {tokens} fits"
+    half = smaller is not None and smaller.weights < min(budget.usable, footprint.weights)
+    return _or_smaller(more, half=half)
 
 
-def _target(host: HostMemory, missing: int) -> int:
-    """Bytes of the limit, or of free memory, that would be enough."""
-    return (host.limit if host.limited else host.available) + int(missing / LIMIT_SHARE) + MIB
+def _or_larger(config: EngineConfig, needed: int, num_blocks: int, *, fits: bool, more: str) -> str:
+    """What holds a sequence of the wanted length: the pool as large as that, where its size was said; else more memory."""
+    if config.num_blocks is None and config.kv_cache_memory is None:
+        return f", or {more}" if more else ""
+    if not fits:
+        return ""
+    if config.num_blocks is not None:
+        return f", and so does --num-blocks {num_blocks}"
+    return f", and so does --kv-cache-memory {-(-needed // MIB)}Mi"
 
 
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / MIB:,.0f} MiB" if num_bytes >= MIB else f"{num_bytes / 1024:,.1f} KiB"
+def _or_smaller(more: str, *, half: bool) -> str:
+    return "; " + (f"{more}, or " if more else "") + ("try --dtype bfloat16" if half else "take a smaller model")

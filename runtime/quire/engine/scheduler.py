@@ -345,7 +345,6 @@ class Scheduler:
             victim.num_computed = 0
             self.counters.preemptions_recompute += 1
         self.kv.release(victim.table)
-        victim.num_preemptions += 1
         self.waiting.push(victim)
         return victim
 

@@ -42,7 +42,6 @@ class Sequence:
         "max_tokens",
         "num_cached",
         "num_computed",
-        "num_preemptions",
         "num_prompt",
         "order",
         "params",
@@ -76,7 +75,6 @@ class Sequence:
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
         self.num_cached = 0
-        self.num_preemptions = 0
         self.max_tokens = max_tokens
         self.stop_ids = stop_ids
         self.seed = seed

@@ -17,6 +17,7 @@ from quire import __version__
 from quire.config import EngineConfig
 from quire.engine import host
 from quire.engine.block_ops import measure_swap
+from quire.engine.budget import Budget, GPUBudget, HostBudget
 from quire.engine.core import EngineCore
 from quire.engine.costs import PreemptionCosts
 from quire.engine.determinism import difference
@@ -35,7 +36,7 @@ from quire.errors import ConfigError, ModelError
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.swap import SwapSpace
 from quire.models import loader
-from quire.models.executor import allocate_kv_pool
+from quire.models.executor import Executor, allocate_kv_pool
 from quire.models.precision import DTYPES, Precision
 from quire.models.source import resolve
 from quire.request import AddRequest, EngineReady, SamplingParams
@@ -89,8 +90,8 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             builder.footprint(precision),
             smaller=builder.footprint(Precision.of(torch.bfloat16)),
             kv_dtype_bytes=kv_dtype.itemsize,
-            host=_available(device, config),
-            swap_host=None if device.type == "cpu" else host.memory(),
+            budget=_budget(device, config),
+            swap_budget=None if device.type == "cpu" else HostBudget(host.memory()),
         )
         _log.info("%s", memory)
         _announce_length(config, description.max_model_len, memory)
@@ -123,7 +124,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
                 revision=tokenizer_revision,
                 vocab_size=description.vocab_size,
                 eos_token_ids=list(description.eos_token_ids),
-                limits=limits_of(config, host.memory()),
+                limits=limits_of(config, memory.grammars),
             )
         )
         runner = ModelRunner(
@@ -154,6 +155,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             "dtype": _name(precision.dtype),
             "model_impl": model.implementation,
             "executor": executor.name,
+            "deterministic": str(config.deterministic or _promised(config, executor)).lower(),
             "quantization": quantization,
             "kv_cache_dtype": _name(kv_dtype),
             "block_size": str(config.block_size),
@@ -185,12 +187,11 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _available(device: torch.device, config: EngineConfig) -> host.HostMemory:
+def _budget(device: torch.device, config: EngineConfig) -> Budget:
     if device.type == "cpu":
-        return host.memory()
+        return HostBudget(host.memory())
     free, total = torch.cuda.mem_get_info(device)
-    share = max(int(total * config.gpu_memory_utilization) - (total - free), 0)
-    return host.HostMemory(available=share, limited=True, limit=total)
+    return GPUBudget(free, total, config.gpu_memory_utilization)
 
 
 def _check_length(config: EngineConfig, model_len: int) -> None:
@@ -210,6 +211,11 @@ def _announce_length(config: EngineConfig, model_len: int, memory: MemoryPlan) -
         )
 
 
+def _promised(config: EngineConfig, executor: Executor) -> bool:
+    """Whether batch invariance holds without having been asked for."""
+    return config.deterministic is None and executor.batch_invariant
+
+
 def _check_determinism(core: EngineCore, device: torch.device, vocab_size: int) -> None:
     if device.type != "cpu":
         raise ConfigError(
@@ -217,7 +223,7 @@ def _check_determinism(core: EngineCore, device: torch.device, vocab_size: int) 
         )
     if (found := difference(core, vocab_size)) is not None:
         raise ConfigError(
-            f"--deterministic: answers depend on the batch here ({found}); try --dtype float32, another model, or drop the flag"
+            f"--deterministic: answers depend on the batch here ({found}); use a model that the CPU plan computes, or drop the flag"
         )
 
 

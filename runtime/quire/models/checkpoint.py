@@ -8,6 +8,7 @@ load never needs the model twice.
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from quire.models.source import WEIGHTS_FILE, WEIGHTS_INDEX
 from quire_kernels import ops
 from quire_kernels.ops import GgmlType
 
+SLICE = 1 << 20
+"""Numbers of a packed tensor that are unpacked at a time."""
+_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""As safetensors and GGUF call them."""
 _PLAIN = {GgmlType.F32: "float32", GgmlType.F16: "float16", GgmlType.BF16: "bfloat16"}
 
 
@@ -39,40 +44,58 @@ class Checkpoint(ABC):
         self._names = names
         self._shapes = description.parameters()
         self._wanted = names.tensors(list(self._shapes))
-        self._last: tuple[str, Tensor] | None = None
+        self._last: tuple[str, torch.dtype, Tensor] | None = None
 
     def check_finite(self, parameter: str, values: Tensor) -> None:
         """Raises ModelError where a number of a parameter, as it was read or after a change of type, is not finite."""
         name = self._names.tensor_name(parameter)
         check_finite(self._place_of(name), name, values)
 
-    def read(self, parameter: str) -> Tensor:
-        """Its numbers, in the type in which they are stored, or float32 where they are quantised."""
+    def read(self, parameter: str, dtype: torch.dtype) -> Tensor:
+        """Its numbers in that type, rounded once."""
         name = self._names.tensor_name(parameter)
-        if (
-            self._last is None or self._last[0] != name
-        ):  # parameters that are stacked in one tensor are asked for in turn
-            self._last = None
-            values = self._values(name)
+        kept, self._last = self._last, None
+        if kept is None or kept[:2] != (name, dtype):
+            values = self._values(name, dtype)
             self._check_shape(name, tuple(values.shape))
-            self._last = name, values
-        return self._part(name, parameter, self._last[1])
+            kept = name, dtype, values
+        if parameter != self._wanted[name][-1]:  # those that are stacked in one tensor are asked for in turn
+            self._last = kept
+        return self._part(name, parameter, kept[2], dtype)
+
+    def reading_bytes(self, parameter: str, dtype: torch.dtype) -> int:
+        """Memory that `read` takes at most, its answer included; what is mapped from a file is none."""
+        name = self._names.tensor_name(parameter)
+        part = math.prod(self._shapes[parameter]) * dtype.itemsize
+        whole = sum(math.prod(self._shapes[each]) for each in self._wanted[name]) * dtype.itemsize
+        return self._values_bytes(name, part, whole, dtype) + (2 * part if self._is_turned(parameter) else 0)
 
     @abstractmethod
-    def _values(self, name: str) -> Tensor:
-        """The numbers of a tensor."""
+    def dtype_of(self, parameter: str) -> torch.dtype:
+        """The type in which it is stored; float32 where it is quantised."""
+
+    @abstractmethod
+    def _values(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor, in that type where it must be unpacked."""
+
+    @abstractmethod
+    def _values_bytes(self, name: str, part: int, whole: int, dtype: torch.dtype) -> int:
+        """Memory of `_values`, and of a part of it in that type."""
 
     def _place_of(self, name: str) -> Path:
         return self._place
 
-    def _part(self, name: str, parameter: str, rows: Tensor) -> Tensor:
+    def _part(self, name: str, parameter: str, rows: Tensor, dtype: torch.dtype) -> Tensor:
         stacked = self._wanted[name]
-        part = torch.split(rows, [self._shapes[each][0] for each in stacked])[stacked.index(parameter)]
-        kind = parameter.rpartition(".")[2]
-        if kind in self._names.unpermute:
+        part = torch.split(rows, [self._shapes[each][0] for each in stacked])[stacked.index(parameter)].to(dtype)
+        if self._is_turned(parameter):
             d = self._description
-            part = unpermute(part, d.num_heads if kind.startswith("q") else d.num_kv_heads, d.rope.dim)
+            heads = d.num_heads if parameter.rpartition(".")[2].startswith("q") else d.num_kv_heads
+            part = unpermute(part, heads, d.rope.dim)
         return part
+
+    def _is_turned(self, parameter: str) -> bool:
+        return parameter.rpartition(".")[2] in self._names.unpermute
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         stacked = self._wanted[name]
@@ -119,18 +142,31 @@ class GGUFCheckpoint(Checkpoint):
         self._check_shape(name, tensor.shape)
         raw = self._raw(name)
         check_finite(self._place, name, _scales(raw, GgmlType(tensor.ggml_type)))
-        return self._part(name, parameter, raw.view(tensor.shape[0], -1))
+        return self._part(name, parameter, raw.view(tensor.shape[0], -1), torch.uint8)
 
-    def _values(self, name: str) -> Tensor:
+    def blocks_bytes(self, parameter: str) -> int:
+        """Memory that `blocks` takes at most."""
+        size = self._file.tensors[self._names.tensor_name(parameter)].num_bytes
+        return size * 3 if self._is_turned(parameter) else size + size // 5  # its scales are copied to be looked at
+
+    def dtype_of(self, parameter: str) -> torch.dtype:
+        return _TYPES.get(self.ggml_type(parameter).name, torch.float32)
+
+    def _values(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor = self._file.tensors[name]
-        return ops.dequantize_gguf(self._raw(name), tensor.ggml_type, tensor.num_elements, torch.float32).view(
-            tensor.shape
-        )
+        data, (elements, size) = self._file.data(tensor), ops.GGML_BLOCKS[GgmlType(tensor.ggml_type)]
+        values = torch.empty(tensor.num_elements, dtype=dtype)
+        for start in range(0, tensor.num_elements, SLICE):
+            count = min(SLICE, tensor.num_elements - start)
+            raw = _bytes_of(data[start // elements * size : (start + count) // elements * size])
+            values[start : start + count] = ops.dequantize_gguf(raw, tensor.ggml_type, count, dtype)
+        return values.view(tensor.shape)
+
+    def _values_bytes(self, name: str, part: int, whole: int, dtype: torch.dtype) -> int:
+        return whole + min(whole, SLICE * dtype.itemsize)
 
     def _raw(self, name: str) -> Tensor:
-        return torch.frombuffer(
-            bytearray(self._file.data(self._file.tensors[name])), dtype=torch.uint8
-        )  # must be writable
+        return _bytes_of(self._file.data(self._file.tensors[name]))
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -157,7 +193,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def _place_of(self, name: str) -> Path:
         return self._files[name][0]
 
-    def _values(self, name: str) -> Tensor:
+    def _values(self, name: str, dtype: torch.dtype) -> Tensor:
         path, file = self._files[name]
         try:
             tensor: Tensor = file.get_tensor(name)
@@ -166,6 +202,20 @@ class SafetensorsCheckpoint(Checkpoint):
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             raise ModelError(f"{path}: tensor {name} has type {tensor.dtype}; quantised safetensors are not supported")
         return tensor
+
+    def dtype_of(self, parameter: str) -> torch.dtype:
+        return self._held_in(self._names.tensor_name(parameter))
+
+    def _values_bytes(self, name: str, part: int, whole: int, dtype: torch.dtype) -> int:
+        return 0 if self._held_in(name) is dtype else part
+
+    def _held_in(self, name: str) -> torch.dtype:
+        return _TYPES.get(self._files[name][1].get_slice(name).get_dtype(), torch.float32)
+
+
+def _bytes_of(data: memoryview) -> Tensor:
+    """A copy: torch takes no memory that must not be written."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _scales(raw: Tensor, kind: GgmlType) -> Tensor:
@@ -213,7 +263,7 @@ def check_finite(place: Path, name: str, values: Tensor) -> None:
 def fill(checkpoint: Checkpoint, targets: dict[str, Tensor]) -> None:
     """Copy every parameter to its target, a tensor or the slice of a fused one."""
     for parameter, target in targets.items():
-        target.copy_(checkpoint.read(parameter))
+        target.copy_(checkpoint.read(parameter, target.dtype))
         checkpoint.check_finite(parameter, target)
 
 

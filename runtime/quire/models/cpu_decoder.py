@@ -6,13 +6,14 @@ matrix at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from quire.errors import ModelError
-from quire.models.checkpoint import Checkpoint, GGUFCheckpoint
+from quire.models.checkpoint import Checkpoint, GGUFCheckpoint, fill
 from quire.models.decoder import STACKED
 from quire.models.description import DecoderDescription, Rope
 from quire.models.executor import Batch, Footprint, KVPool
@@ -45,18 +46,22 @@ class PlanBuilder:
 
     def footprint(self, precision: Precision) -> Footprint:
         """The work space of a step is that of kernels/csrc/decoder/workspace.cpp."""
-        d, reader = self._description, _Reader(self._checkpoint, precision)
-        shapes = d.parameters()
-        vectors = sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
-        matrices = [reader.num_bytes(matrix, shapes) for matrix in _matrices(d)]
-        matrices += [ops.packed_bytes("f32", *shapes[name]) for name in _routers(d)]
-        weights = vectors + sum(size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE for size in matrices)
+        d = self._description
+        reader, shapes = _Reader(self._checkpoint, precision, d), d.parameters()
+        small = [4 * shape[0] for shape in shapes.values() if len(shape) == 1]
+        small += [ops.packed_bytes("f32", *shapes[name]) for name in _routers(d)]
+        weights, peak = sum(small), 0
+        for matrix in _matrices(d):
+            size = reader.num_bytes(*matrix)
+            weights += size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE
+            peak = max(peak, weights + reader.reading_bytes(*matrix))
         slots = d.experts_per_token if d.num_experts else 1  # rows of the MLP for each token
         inner, sorted_rows = slots * d.intermediate_size, slots * d.hidden_size if d.num_experts else 0
         inputs = max(d.hidden_size, d.q_size, inner, sorted_rows)
         wide = max(d.q_size + 2 * d.kv_size, 2 * inner, d.num_experts)
         rows = 3 * d.hidden_size + wide + max(d.q_size, inner)
-        return Footprint(weights, 4 * (rows + sorted_rows + 4 * slots) + 2 * inputs, 4)
+        per_token = 4 * (rows + sorted_rows + 4 * slots) + 2 * inputs
+        return Footprint(weights, per_token, 4, max(peak - weights, 0))
 
     def load(self, precision: Precision, num_positions: int) -> CPUDecoder:
         return CPUDecoder(self._description, self._checkpoint, precision, num_positions)
@@ -68,13 +73,14 @@ class CPUDecoder:
     name = "plan"
     device = _CPU
     dtype = torch.float32
+    batch_invariant = True
 
     def __init__(
         self, description: DecoderDescription, checkpoint: Checkpoint, precision: Precision, num_positions: int
     ) -> None:
         """Reads the weights. num_positions: length of the longest sequence."""
         d = description
-        reader = _Reader(checkpoint, precision)
+        reader = _Reader(checkpoint, precision, d)
         tables: dict[Rope, Tables] = {rope: make_tables(rope, num_positions, _CPU) for rope in d.ropes()}
         embed = reader.matrix("embed")
         self._plan = kernels.DecoderPlan(
@@ -124,8 +130,9 @@ class CPUDecoder:
 class _Reader:
     """Parameters in the form in which the plan takes them."""
 
-    def __init__(self, checkpoint: Checkpoint, precision: Precision) -> None:
+    def __init__(self, checkpoint: Checkpoint, precision: Precision, description: DecoderDescription) -> None:
         self._checkpoint = checkpoint
+        self._shapes = description.parameters()
         self._precision = precision
         self._stored = (
             checkpoint if isinstance(checkpoint, GGUFCheckpoint) and precision.quantization == "stored" else None
@@ -149,12 +156,23 @@ class _Reader:
         """A matrix in float32, whatever the others are: a router, whose answers decide."""
         return ops.pack_weight(self._read((parameter,), self._precision.dtype).float(), "f32")
 
-    def num_bytes(self, parameters: Sequence[str], shapes: dict[str, tuple[int, ...]]) -> int:
+    def num_bytes(self, *parameters: str) -> int:
         """Of such a matrix once it is packed."""
         if types := self._types(parameters):
-            return sum(ops.packed_bytes(kind, *shapes[name]) for kind, name in zip(types, parameters, strict=True))
-        rows, cols = sum(shapes[name][0] for name in parameters), shapes[parameters[0]][1]
+            return sum(
+                ops.packed_bytes(kind, *self._shapes[name]) for kind, name in zip(types, parameters, strict=True)
+            )
+        rows, cols = self._stacked(parameters)
         return ops.packed_bytes(self._format(parameters), rows, cols)
+
+    def reading_bytes(self, *parameters: str) -> int:
+        """Memory that is held beside such a matrix while it is packed."""
+        if self._stored is not None and self._types(parameters):
+            return sum(self._stored.blocks_bytes(name) for name in parameters)
+        dtype = self._dtype_read(parameters)
+        part = max(self._checkpoint.reading_bytes(name, dtype) for name in parameters)
+        whole = math.prod(self._stacked(parameters)) * dtype.itemsize
+        return part + (whole if len(parameters) > 1 else 0)
 
     def vector(self, *parameters: str) -> Tensor:
         """Norm weights and biases, [n] float32, rounded to the model's type as in the torch modules."""
@@ -170,19 +188,31 @@ class _Reader:
     def _quantised(self, parameters: Sequence[str], target: str) -> PackedWeight:
         """Quantised from the numbers of the file, not from what the model's type makes of them."""
         try:
-            return ops.pack_weight(self._read(parameters, None), target)
+            return ops.pack_weight(self._read(parameters, self._dtype_read(parameters)), target)
         except ops.ArgumentError as exc:
             raise ModelError(f"{parameters[0]} cannot be quantised: {exc}; leave out --quantization") from exc
 
-    def _read(self, parameters: Sequence[str], dtype: torch.dtype | None) -> Tensor:
-        """Stacked; dtype None: as the file has them."""
-        parts = []
-        for parameter in parameters:
-            part = self._checkpoint.read(parameter)
-            part = part if dtype is None else part.to(dtype)
-            self._checkpoint.check_finite(parameter, part)
-            parts.append(part)
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+    def _dtype_read(self, parameters: Sequence[str]) -> torch.dtype:
+        """In which type a matrix is read that is packed from plain numbers."""
+        if self._format(parameters) in FORMATS.values():
+            return self._precision.dtype
+        held = {self._checkpoint.dtype_of(name) for name in parameters}
+        return held.pop() if len(held) == 1 else torch.float32
+
+    def _read(self, parameters: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """Stacked, in that type."""
+        if len(parameters) == 1:
+            values = self._checkpoint.read(parameters[0], dtype)
+            self._checkpoint.check_finite(parameters[0], values)
+            return values
+        stack = torch.empty(self._stacked(parameters), dtype=dtype)
+        rows = torch.split(stack, [self._shapes[parameter][0] for parameter in parameters])
+        fill(self._checkpoint, dict(zip(parameters, rows, strict=True)))
+        return stack
+
+    def _stacked(self, parameters: Sequence[str]) -> tuple[int, ...]:
+        """Shape of their rows in one matrix, or one vector."""
+        return (sum(self._shapes[name][0] for name in parameters), *self._shapes[parameters[0]][1:])
 
     def _types(self, parameters: Sequence[str]) -> list[GgmlType]:
         """The types of matrices that are computed as they are stored; none where they are not, or not together."""
@@ -200,11 +230,11 @@ def _names(layer: int, stored: str) -> list[str]:
 
 
 def _matrices(d: DecoderDescription) -> list[list[str]]:
-    """Each packed matrix as the parameters that are stacked in it; without routers."""
-    top = [["embed"]] if d.tie_embeddings else [["embed"], ["head"]]
+    """Each packed matrix as the parameters that are stacked in it, in the order in which they are read; without routers."""
     mlps = [f"experts.{expert}." for expert in range(d.num_experts)] or [""]
     stored = ["qkv", "o", *(mlp + name for mlp in mlps for name in ("gate_up", "down"))]
-    return top + [_names(layer, name) for layer in range(d.num_layers) for name in stored]
+    layers = [_names(layer, name) for layer in range(d.num_layers) for name in stored]
+    return [["embed"], *layers] + ([] if d.tie_embeddings else [["head"]])
 
 
 def _routers(d: DecoderDescription) -> list[str]:

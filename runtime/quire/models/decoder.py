@@ -6,7 +6,7 @@ gate and up). Nothing here knows requests or scheduling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,7 +49,12 @@ class ModulesBuilder:
         return of_modules(held, self._device, self._reason, dtype=dtype, quantization=quantization)
 
     def footprint(self, precision: Precision) -> Footprint:
-        return footprint(self._description, precision.dtype)
+        found = footprint(self._description, precision.dtype)
+        if self._device.type != "cpu":
+            return replace(found, loading=0)  # files are read into the host's memory, and nothing is packed
+        parameters = self._description.parameters()
+        reading = max(self._checkpoint.reading_bytes(name, precision.dtype) for name in parameters)
+        return replace(found, loading=max(found.loading, reading))
 
     def load(self, precision: Precision, num_positions: int) -> Decoder:
         modules = Decoder(self._description, precision.dtype, self._device)
@@ -59,7 +64,8 @@ class ModulesBuilder:
 
 
 def footprint(d: DecoderDescription, dtype: torch.dtype) -> Footprint:
-    """What a `Decoder` holds. A tied head packed for the CPU is a second copy of the embedding."""
+    """What a `Decoder` holds. A tied head packed for the CPU is a second copy of the embedding, and a packed matrix one of the
+    plain one until that is dropped; what reading the files takes is not counted."""
     weights = d.num_parameters() + (d.vocab_size * d.hidden_size if d.tie_embeddings else 0)
     activations = 3 * d.hidden_size + 2 * d.q_size + 2 * d.kv_size
     if d.num_experts:
@@ -67,7 +73,10 @@ def footprint(d: DecoderDescription, dtype: torch.dtype) -> Footprint:
         activations += 2 * d.num_experts + d.experts_per_token * each
     else:
         activations += 3 * d.intermediate_size
-    return Footprint(weights * dtype.itemsize, activations * dtype.itemsize, dtype.itemsize)
+    rows = [d.q_size + 2 * d.kv_size, 0 if d.tie_embeddings else d.vocab_size]
+    rows.append(0 if d.num_experts else 2 * d.intermediate_size)
+    packed = max(rows) * d.hidden_size
+    return Footprint(weights * dtype.itemsize, activations * dtype.itemsize, dtype.itemsize, packed * dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,7 @@ class Decoder:
     """
 
     name = "torch"
+    batch_invariant = False  # products of libraries sum up in another order for other numbers of rows
 
     def __init__(self, description: DecoderDescription, dtype: torch.dtype, device: torch.device) -> None:
         self.description = description

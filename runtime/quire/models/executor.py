@@ -88,11 +88,12 @@ class ModelFacts(Protocol):
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes of a loaded model: all weights, second copies included; the widest moment of a step, for one token of the batch,
-    logits not counted; and one logit."""
+    logits not counted; one logit; and what is held beside the weights at most while they are read."""
 
     weights: int
     activations_per_token: int
     logit: int
+    loading: int
 
 
 class Executor(Protocol):
@@ -109,6 +110,11 @@ class Executor(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Of hidden states."""
+        ...
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether it is made so that a sequence's results are the same bit for bit whatever else is in the batch."""
         ...
 
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:

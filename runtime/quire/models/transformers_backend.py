@@ -88,7 +88,8 @@ class TransformersBuilder:
 
     def footprint(self, precision: Precision) -> Footprint:
         found, size = self.model.found, precision.dtype.itemsize
-        return Footprint(found.num_weights * size, found.activations * size, size)
+        loading = found.largest * size if self.device.type == "cpu" else 0
+        return Footprint(found.num_weights * size, found.activations * size, size, loading)
 
     def load(self, precision: Precision, num_positions: int) -> Executor:
         """Read the weights strictly, and compare a short text with transformers' own attention."""

@@ -48,12 +48,13 @@ class Subject:
 @dataclass(frozen=True)
 class Examined:
     """layers: those that attend, in the order of their calls. body: see `transformers_executor.Halves`. num_weights: numbers of parameters and
-    buffers. activations: numbers alive in the widest moment of a step, for one token of the batch, logits not counted."""
+    buffers, largest: those of the largest one. activations: numbers alive in the widest moment of a step, for one token of the batch, logits not counted."""
 
     layers: tuple[AttentionLayer, ...]
     body: str
     vocab_size: int
     num_weights: int
+    largest: int
     activations: int
 
 
@@ -98,7 +99,7 @@ def examine(subject: Subject, settings: Any) -> Examined:
     try:
         with torch.device("meta"), torch.inference_mode():
             model = _build(subject, settings)
-            num_weights = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+            sizes = [tensor.numel() for tensor in (*model.parameters(), *model.buffers())]
             widest = _widest(model, text)
             body, vocab_size, recorder = _call(model)
     except Exception as exc:  # see read_settings
@@ -124,7 +125,7 @@ def examine(subject: Subject, settings: Any) -> Examined:
     attended = max(layer.num_heads * layer.head_size for layer in layers)
     # the residual, its norm and attention; the widest product, what it is made into, and copies on the way
     activations = 4 * (int(text.hidden_size) + attended + widest)
-    return Examined(layers, body, vocab_size, num_weights, activations)
+    return Examined(layers, body, vocab_size, sum(sizes), max(sizes), activations)
 
 
 def prepare(model: Any) -> None:

@@ -68,6 +68,7 @@ class TransformersExecutor:
     """See `executor.Executor`."""
 
     name = "transformers"
+    batch_invariant = False
 
     def __init__(
         self,

@@ -161,6 +161,12 @@ def kept(choices: Sequence[Choice]) -> list[Choice]:
     return found
 
 
+def lost(choices: Sequence[Choice], failed: Choice) -> bool:
+    """Whether too many choices of a prompt have failed, now that `failed` has: `best_of` may lose those that do not come back."""
+    own = [choice for choice in choices if choice.prompt_index == failed.prompt_index]
+    return sum(choice.finish_reason is not FinishReason.ERROR for choice in own) < failed.keep
+
+
 def requests_of(
     choices: Sequence[Choice], *, arrival_s: float, priority: int = 0, cache_salt: str | None = None
 ) -> list[AddRequest]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.errors import RequestError
-from quire.outputs.choice import Choice, kept
+from quire.outputs.choice import Choice, kept, lost
 from quire.outputs.logprobs import by_token, of_prompt
 from quire.outputs.results import CompletionOutput, Logprob, RequestOutput
 from quire.request import FinishReason, RequestOutputKind, TokenDelta
@@ -17,7 +17,9 @@ class RequestState:
     def __init__(self, request_id: str, prompt: str | None, choices: list[Choice], kind: RequestOutputKind) -> None:
         self.request_id = request_id
         self.choices = choices
-        self.error: RequestError | None = None  # what the engine could not go on with, of the choice that had it
+        self.error: RequestError | None = (
+            None  # what the engine could not go on with, where the answer lacks that choice
+        )
         self._kind = kind
         self._prompt = prompt
         self._outputs = [CompletionOutput(choice.index) for choice in choices]
@@ -41,7 +43,9 @@ class RequestState:
             piece, stopped = choice.take(delta)
         except RequestError as exc:
             self._end(choice, FinishReason.ERROR)
-            self.error, output.error = exc, delta.error
+            output.error = delta.error
+            if lost(self.choices, choice):
+                self.error = exc
             return False
         output.text += piece.text
         output.token_ids += piece.token_ids

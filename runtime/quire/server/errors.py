@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError
+from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError, shown
 
 _log = logging.getLogger(__name__)
 
@@ -88,9 +88,7 @@ def _first_error(errors: list[Any]) -> tuple[str, str | None]:
     message = error["msg"][:1].lower() + error["msg"][1:]
     if error["type"] == "missing":
         return f"{param} is required", param
-    shown = repr(error.get("input"))
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return (f"{param}: {message}, got {shown}" if param else f"the body: {message}"), param
+    return (f"{param}: {message}, got {shown(error.get('input'))}" if param else f"the body: {message}"), param
 
 
 def _is_variant(part: str) -> bool:

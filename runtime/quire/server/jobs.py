@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from quire.errors import OverloadedError, QuireError, RequestError
 from quire.metrics import EngineMetrics
-from quire.outputs.choice import Choice, Piece
+from quire.outputs.choice import Choice, Piece, lost
 from quire.request import FinishReason, TokenDelta
 
 
@@ -117,7 +117,9 @@ class Job:
             piece, stopped = choice.take(delta)
         except RequestError:
             self.finish(choice, FinishReason.ERROR)
-            raise
+            if lost(self.choices, choice):
+                raise
+            return None
         if stopped:
             await self._abort([choice.request_id])
         if piece.finish_reason is not None:

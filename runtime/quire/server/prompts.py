@@ -14,10 +14,8 @@ from quire.errors import RequestError
 from quire.request import SamplingParams
 from quire.server.frontend import Frontend
 from quire.server.protocol import MAX_PROMPTS, ChatMessage, CompletionBody, Sampling
-from quire.text import Tokenizer
+from quire.text import IN_THREAD_CHARS, Tokenizer
 from quire.text.messages import plain_message
-
-IN_THREAD_CHARS = 20_000
 
 
 async def completion_prompts(frontend: Frontend, body: CompletionBody) -> list[list[int]]:

@@ -8,6 +8,6 @@ imports torch or transformers.
 from quire.text.chat import ChatTemplate
 from quire.text.load import load_tokenizer
 from quire.text.stream import Detokenizer, StopMatcher, TextStream
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer import IN_THREAD_CHARS, Tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "StopMatcher", "TextStream", "Tokenizer", "load_tokenizer"]
+__all__ = ["IN_THREAD_CHARS", "ChatTemplate", "Detokenizer", "StopMatcher", "TextStream", "Tokenizer", "load_tokenizer"]

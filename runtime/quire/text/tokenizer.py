@@ -23,6 +23,9 @@ from quire.text.pieces import Pieces
 from quire.text.stream import Detokenizer, TextStream
 from quire.text.vocabulary import Vocabulary
 
+IN_THREAD_CHARS = 20_000
+"""Longer texts are encoded beside the event loop of whoever asks."""
+
 LONG_CHARS = 4096
 """From here on a text is encoded by the call that lets other threads run meanwhile (it costs a little more to start)."""
 

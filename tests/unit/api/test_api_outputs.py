@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from quire.api.engine_thread import Subscriber
+from quire.errors import RequestError
 from quire.outputs.choice import Choice, choices_of
 from quire.outputs.state import RequestState
 from quire.request import FinishReason, RequestOutputKind, SamplingParams, TokenDelta, TokenLogprobs
@@ -42,6 +44,44 @@ def test_an_answer_that_failed_is_never_the_best(tokenizer: Tokenizer) -> None:
     ]
     state.choices[2].finish_reason = FinishReason.ABORT
     assert choices[2].mean_logprob < choices[0].mean_logprob
+
+
+def failure(choice: Choice) -> TokenDelta:
+    return TokenDelta(
+        request_id=choice.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error="no finite logits"
+    )
+
+
+async def test_a_stream_of_best_of_fails_only_where_too_few_are_left(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(best_of=3, n=2, max_tokens=1)
+
+    def open_stream() -> tuple[RequestState, Subscriber]:
+        state = RequestState("a", "text", choices_of("a", [1], params, tokenizer), RequestOutputKind.CUMULATIVE)
+        return state, Subscriber(state, priority=0, cache_salt=None)
+
+    state, subscriber = open_stream()
+    first, second, third = state.choices
+    for choice, delta in ((first, failure(first)), (second, token(second, -3.0)), (third, token(third, -1.0))):
+        subscriber.take(choice, delta)
+    output = await subscriber.next()
+    assert output.finished
+    assert [(one.index, one.finish_reason) for one in output.outputs] == [(0, "length"), (1, "length")]
+    state, subscriber = open_stream()
+    subscriber.take(state.choices[0], failure(state.choices[0]))
+    assert state.error is None
+    subscriber.take(state.choices[2], failure(state.choices[2]))
+    with pytest.raises(RequestError, match="no finite logits"):
+        await subscriber.next()
+
+
+async def test_without_best_of_one_that_fails_is_enough(tokenizer: Tokenizer) -> None:
+    choices = choices_of("a", [1], SamplingParams(n=2, max_tokens=1), tokenizer)
+    subscriber = Subscriber(
+        RequestState("a", "text", choices, RequestOutputKind.CUMULATIVE), priority=0, cache_salt=None
+    )
+    subscriber.take(choices[1], failure(choices[1]))
+    with pytest.raises(RequestError, match="no finite logits"):
+        await subscriber.next()
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quire.config import EngineConfig, parse_bytes
+from quire.engine.budget import GPUBudget, HostBudget
 from quire.engine.host import HostMemory
 from quire.engine.memory import MemoryPlan, plan, sampling_bytes
 from quire.engine.prompt_logprobs import PromptSpan, prompt_logprobs
@@ -46,19 +47,33 @@ def planned(
     *,
     limited: bool = True,
     apart_mib: int | None = None,
+    gpu: GPUBudget | None = None,
     model: DecoderDescription = SMOL,
+    loading_mib: int = 0,
     **config: object,
 ) -> MemoryPlan:
+    """In main memory of `mib` MiB, or on a GPU. loading_mib: taken while weights are read."""
     memory = HostMemory(available=mib * MIB, limited=limited, limit=(mib + 300) * MIB)
     apart = None if apart_mib is None else HostMemory(available=apart_mib * MIB, limited=False, limit=apart_mib * MIB)
     settings = EngineConfig(model="smol", **config)  # type: ignore[arg-type]
-    footprint, smaller = (decoder.footprint(model, dtype) for dtype in (torch.float32, torch.bfloat16))
-    return plan(model, settings, footprint, smaller=smaller, kv_dtype_bytes=4, host=memory, swap_host=apart)
+    footprint, smaller = (
+        replace(decoder.footprint(model, dtype), loading=loading_mib * MIB * dtype.itemsize // 4)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    return plan(
+        model,
+        settings,
+        footprint,
+        smaller=smaller,
+        kv_dtype_bytes=4,
+        budget=gpu or HostBudget(memory),
+        swap_budget=None if apart is None else HostBudget(apart),
+    )
 
 
-def refused(mib: int, *, limited: bool = True, apart_mib: int | None = None, **config: object) -> str:
+def refused(mib: int, **how: Any) -> str:
     with pytest.raises(ModelError) as caught:
-        planned(mib, limited=limited, apart_mib=apart_mib, **config)
+        planned(mib, **how)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -88,6 +103,81 @@ def test_a_smaller_pool_shortens_the_model_only_where_no_length_was_asked_for() 
     fits = int(re.search(r"--max-model-len (\d+) fits", message).group(1))  # type: ignore[union-attr]
     assert message.startswith("--max-model-len 8192 needs a KV pool of 360 MiB (512 blocks)")
     assert planned(1000, max_model_len=fits).max_model_len == fits
+    needed = int(re.search(r"fits, or raise the limit to ([\d,]+) MiB$", message).group(1).replace(",", ""))  # type: ignore[union-attr]
+    assert planned(needed - 300, max_model_len=8192).max_model_len == 8192
+    assert needed - 300 < 1300
+
+
+def test_without_a_limit_a_pool_holds_a_sequence_of_the_length_that_was_asked_for() -> None:
+    """A quarter of what is free is no reason to refuse a length for which there is room."""
+    assert planned(1250, limited=False).max_model_len < 8192
+    asked = planned(1250, limited=False, max_model_len=8192)
+    assert (asked.num_blocks, asked.max_model_len) == (512, 8192)
+    assert asked.total <= 0.9 * 1250 * MIB
+    message = refused(1000, limited=False, max_model_len=8192)
+    needed = int(re.search(r"fits, or free memory to ([\d,]+) MiB$", message).group(1).replace(",", ""))  # type: ignore[union-attr]
+    assert planned(needed, limited=False, max_model_len=8192).num_blocks == 512
+    assert planned(8000, limited=False, max_model_len=1024).kv_pool <= 0.25 * 8000 * MIB
+
+
+def test_a_length_that_an_explicit_pool_does_not_hold_names_the_flag_that_helps() -> None:
+    message = refused(4000, max_model_len=8192, kv_cache_memory="100Mi")
+    pool = re.search(r"so does --kv-cache-memory (\d+Mi)$", message).group(1)  # type: ignore[union-attr]
+    assert planned(4000, max_model_len=8192, kv_cache_memory=pool).max_model_len == 8192
+    message = refused(1000, max_model_len=8192, num_blocks=10)
+    assert message.endswith("--max-model-len 160 fits"), "more blocks do not fit, and more memory alone changes nothing"
+
+
+def gpu(utilization: float = 0.9, *, total_mib: int = 2000, used_mib: int = 100) -> GPUBudget:
+    return GPUBudget(free=(total_mib - used_mib) * MIB, total=total_mib * MIB, utilization=utilization)
+
+
+@pytest.mark.parametrize("utilization", [0.6, 0.9, 1.0])
+def test_a_gpu_is_used_up_to_its_share_and_no_further(utilization: float) -> None:
+    """The flag is the whole of the margin: nothing is taken off a second time."""
+    result = planned(0, gpu=gpu(utilization), max_model_len=1024)
+    share = int(2000 * MIB * utilization) - 100 * MIB
+    assert result.available == share
+    assert share - 2 * MIB < result.total <= share
+
+
+def test_what_does_not_fit_a_gpu_names_its_flag_and_no_container() -> None:
+    message = refused(0, gpu=gpu(0.3))
+    assert (
+        "are more than the 500 MiB that --gpu-memory-utilization 0.3 leaves of the GPU's 2,000 MiB, 100 MiB of which are in use; "
+        "raise --gpu-memory-utilization to " in message
+    )
+    assert "container" not in message
+    assert "limit" not in message
+    share = float(re.search(r"utilization to ([\d.]+)", message).group(1))  # type: ignore[union-attr]
+    assert planned(0, gpu=gpu(share)).max_model_len == 8192
+    message = refused(0, gpu=gpu(0.45), max_model_len=8192)
+    share = float(re.search(r"fits, or raise --gpu-memory-utilization to ([\d.]+)$", message).group(1))  # type: ignore[union-attr]
+    assert planned(0, gpu=gpu(share), max_model_len=8192).max_model_len == 8192
+
+
+def test_a_gpu_that_others_use_or_that_is_too_small() -> None:
+    message = refused(0, gpu=gpu(0.9, used_mib=1600))
+    assert "leaves of the GPU's 2,000 MiB, 1,600 MiB of which are in use; free memory of the GPU, and raise" in message
+    message = refused(0, gpu=gpu(0.9, total_mib=500))
+    assert message.endswith("; try --dtype bfloat16")
+    assert refused(0, gpu=gpu(0.9, total_mib=300)).endswith("; take a smaller model")
+    assert refused(0, gpu=gpu(0.1, total_mib=200, used_mib=190)).endswith("; take a smaller model")
+
+
+def test_what_is_read_must_fit_while_it_is_read() -> None:
+    """Before there are pools and activations, the largest matrix exists twice or three times."""
+    small, large = (planned(1250, loading_mib=size, num_blocks=100) for size in (100, 480))
+    assert small.peak == small.total == large.total, "pools are made after it"
+    assert large.peak == large.weights + large.tables + 480 * MIB > large.total
+    assert "while weights are read" not in str(small)
+    assert f"({large.peak / MIB:,.0f} MiB while weights are read)" in str(large)
+    message = refused(1250, loading_mib=520, num_blocks=100)
+    assert message.startswith("smol does not fit the memory while it is read: weights 621 MiB + position tables ")
+    assert " + 520 MiB to read the largest of them = 1,142 MiB are more than 90% of the 1,250 MiB" in message
+    needed = int(re.search(r"raise the limit to ([\d,]+) MiB", message).group(1).replace(",", ""))  # type: ignore[union-attr]
+    assert planned(needed - 300, loading_mib=520, num_blocks=100).peak <= 0.9 * (needed - 300) * MIB
+    assert message.endswith("or try --dtype bfloat16")
 
 
 def test_weights_that_do_not_fit() -> None:
@@ -134,13 +224,23 @@ def test_swap_space_shares_the_memory_of_a_cpu() -> None:
     assert "swap" not in str(without)
 
 
+def test_structured_outputs_have_half_of_what_is_left() -> None:
+    result = planned(4000)
+    assert result.grammars == (4000 * MIB - result.total) // 2
+    assert str(result).endswith(
+        f" available, at most {result.grammars / MIB:,.0f} MiB beside it for structured outputs"
+    )
+    assert planned(1000).grammars == 192 * MIB, "the least"
+    assert planned(4000, grammar_memory="1Gi").grammars == 3072 * MIB
+    on_gpu = planned(0, gpu=gpu(), apart_mib=2000, swap_space="512Mi", max_model_len=1024)
+    assert on_gpu.grammars == (2000 * MIB - on_gpu.swap) // 2, "of main memory"
+
+
 def test_swap_space_of_a_gpu_lies_in_the_hosts_memory() -> None:
     result = planned(4000, apart_mib=2000, swap_space="512Mi")
     assert result.num_blocks == planned(4000).num_blocks
     assert result.total == result.weights + result.activations + result.tables + result.kv_pool
-    assert str(result).endswith(
-        f"of 4,000 MiB available, and swap 512 MiB ({result.num_swap_blocks} blocks) of the host's memory"
-    )
+    assert f"of 4,000 MiB available, swap 512 MiB ({result.num_swap_blocks} blocks) of the host's memory" in str(result)
     message = refused(4000, apart_mib=500, swap_space="512Mi")
     assert message == "--swap-space 512Mi does not fit: of the host's memory 450 MiB are left; --swap-space 450Mi fits"
 

@@ -127,7 +127,7 @@ def test_the_preempted_return_before_equal_newcomers(policy: str) -> None:
         scheduler.add(request(name, [ord(name) % VOCAB] * 7, max_tokens=12), seed=0)
     while scheduler.counters.preemptions == 0:
         step(scheduler, runner)
-    (preempted,) = {sequence.request_id for sequence in scheduler.waiting if sequence.num_preemptions}
+    (preempted,) = {sequence.request_id for sequence in scheduler.waiting if sequence.admitted is not None}
     scheduler.add(request("new", [9] * 7, max_tokens=12), seed=0)
     entered: list[str] = []
     while scheduler.has_work:

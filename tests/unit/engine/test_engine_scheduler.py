@@ -7,6 +7,7 @@ import pytest
 from quire.engine.plan import StepPlan
 from quire.engine.results import NO_TOKEN, NOT_YET
 from quire.engine.scheduler import Scheduler
+from quire.engine.sequence import State
 from quire.request import FinishReason, TokenDelta
 from quire_testing.fake_runner import VOCAB, FakeRunner, answer
 from quire_testing.scheduling import add, drain, faults, make_scheduler, request, shape, siblings, step
@@ -127,9 +128,8 @@ def test_overload_ends_in_bounded_steps_and_the_oldest_is_never_preempted() -> N
                 bound += len(prompt) + max_tokens
             late = late[40:]
         oldest = scheduler.running[0] if scheduler.running else None
-        preempted = oldest.num_preemptions if oldest else 0
         deltas = step(scheduler, runner)
-        assert oldest is None or oldest.num_preemptions == preempted
+        assert oldest is None or oldest.state in (State.RUNNING, State.FINISHED)
         for delta in deltas:
             got.setdefault(delta.request_id, []).extend(delta.token_ids)
         if not scheduler.has_work and not late:

@@ -87,7 +87,14 @@ def test_a_worker_keeps_what_it_was_told_of_a_sequence_until_that_has_ended(
     tokens: llguidance.LLTokenizer, tokenizer: Tokenizer
 ) -> None:
     limits = Limits(
-        compile_cpu_s=1, mask_cpu_s=9, mean_cpu_s=9, memory_bytes=1, num_compiling=1, num_grammars=1, spec_bytes=1
+        compile_cpu_s=1,
+        mask_cpu_s=9,
+        mean_cpu_s=9,
+        memory_bytes=1,
+        total_bytes=2,
+        num_compiling=1,
+        num_grammars=1,
+        spec_bytes=1,
     )
     settings = Settings(tokenizer="", revision="", vocab_size=VOCAB_SIZE, eos_token_ids=[], limits=limits)
     ours, theirs = Pipe()

@@ -7,30 +7,41 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire.config import EngineConfig
 from quire.engine.core import EngineCore
-from quire.engine.grammar.limits import limits_of
-from quire.engine.host import HostMemory
+from quire.engine.grammar.limits import limits_of, total_memory
 from quire.errors import ConfigError
 from quire.metrics import EngineMetrics
 from quire.request import EngineReady, FinishReason, GrammarStats
 from quire_testing.cores import make_core
-from quire_testing.structured import AMBIGUOUS, Answer, add, grammars_of, params, run
+from quire_testing.structured import AMBIGUOUS, Answer, add, finish, grammars_of, params, run, step
 
 PROMPT = list(range(5, 35))
 MIB = 1 << 20
 
 
-def limits(available_mib: int = 8192, **fields: Any) -> Any:
-    memory = HostMemory(available=available_mib * MIB, limited=True, limit=available_mib * MIB)
-    return limits_of(EngineConfig(**fields), memory)
+def limits(left_mib: int = 8192, **fields: Any) -> Any:
+    config = EngineConfig(**fields)
+    return limits_of(config, total_memory(config, left_mib * MIB))
 
 
-@pytest.mark.parametrize(("available_mib", "expected_mib"), [(100, 128), (1600, 200), (8192, 1024), (1 << 20, 1024)])
-def test_the_default_memory_follows_what_there_is(available_mib: int, expected_mib: int) -> None:
-    assert limits(available_mib).memory_bytes == expected_mib * MIB
+@pytest.mark.parametrize(
+    ("left_mib", "total_mib", "one_mib"),
+    [(-50, 192, 64), (100, 192, 64), (600, 300, 100), (3000, 1500, 500), (8192, 4096, 1024), (1 << 20, 4096, 1024)],
+)
+def test_the_default_memory_follows_what_the_plan_leaves(left_mib: int, total_mib: int, one_mib: int) -> None:
+    found = limits(left_mib)
+    assert (found.total_bytes, found.memory_bytes) == (total_mib * MIB, one_mib * MIB)
+
+
+def test_where_the_memory_of_one_is_given_there_is_room_for_those_that_compile_and_one_more() -> None:
+    found = limits(100, grammar_memory="1Gi", max_compiling_grammars=3)
+    assert (found.memory_bytes, found.total_bytes, found.held_bytes) == (1024 * MIB, 4096 * MIB, 1024 * MIB)
+    found = limits(900, grammar_memory="16Mi")
+    assert (found.total_bytes, found.held_bytes) == (450 * MIB, 418 * MIB)
 
 
 def test_flags_become_limits() -> None:
@@ -79,6 +90,59 @@ def test_a_grammar_beyond_the_size_is_refused_with_the_flag(core: EngineCore) ->
 def test_a_grammar_beyond_the_memory_is_refused_with_the_number(core: EngineCore) -> None:
     [answer] = run(core, {"a": (PROMPT, params(regex="a{1000000}"))}).values()
     assert "takes more than 64 MiB of memory" in (answer.error or "")
+
+
+def bound(core: EngineCore, num_bytes: int) -> None:
+    """No more than that for what grammars hold."""
+    grammars = grammars_of(core)
+    limits = grammars.limits
+    total_bytes = num_bytes + limits.num_compiling * limits.memory_bytes
+    grammars.limits = msgspec.structs.replace(limits, total_bytes=total_bytes)
+
+
+def large(name: str) -> dict[str, Any]:
+    """A grammar of some MiB."""
+    return {"choice": [f"{name} {i}" for i in range(3000)]}
+
+
+def test_workers_that_nobody_uses_end_before_all_of_them_hold_too_much(folder: Path) -> None:
+    core = make_core(folder, grammar_memory="64Mi")
+    grammars = grammars_of(core)
+    run(core, {"first": (PROMPT, params(0, 60, **large("first")))})
+    one = grammars.held_bytes
+    assert MIB < one < 64 * MIB
+    bound(core, int(2.5 * one))
+    alive = []
+    for name in ("second", "third", "fourth", "fifth"):
+        [answer] = run(core, {name: (PROMPT, params(0, 60, **large(name)))}).values()
+        assert answer.error is None
+        assert grammars.held_bytes <= 2.5 * one
+        alive.append(grammars.num_alive)
+    assert alive == [2, 2, 2, 2], "the last ones are kept"
+    grammars.close()
+
+
+def test_of_grammars_that_outgrow_the_bound_in_mid_answer_the_largest_fails(folder: Path) -> None:
+    core = make_core(folder, grammar_memory="64Mi")
+    grammars = grammars_of(core)
+    answers: dict[str, Answer] = {}
+    add(core, "large", PROMPT, params(0, 60, **large("of many answers this is number")))
+    add(core, "small", PROMPT, params(0, 30, regex="[ab]{40}"))
+    while len(answers) < 2:
+        step(core, answers)
+    sizes = sorted(grammar.memory_bytes for grammar in grammars._kept.values())
+    assert sizes[0] < sizes[1] / 2
+    bound(core, sizes[1] - 1)
+    finish(core, answers)
+    assert answers["large"].token_ids, "in the middle"
+    assert (answers["large"].error_param, answers["large"].reason) == ("structured_outputs", FinishReason.ERROR)
+    said = "structured_outputs: the grammar is too complex: all grammars together may hold "
+    assert (answers["large"].error or "").startswith(said)
+    assert (answers["small"].error, len(answers["small"].token_ids)) == (None, 30)
+    bound(core, sizes[1] * 4)
+    again = run(core, {"again": (PROMPT, params(0, 60, **large("of many answers this is number")))})["again"]
+    assert again.error is None, "it is not remembered"
+    grammars.close()
 
 
 def test_what_is_slow_on_average_is_refused_with_both_numbers(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quire.engine.core import EngineCore
+from quire.engine.grammar import client
 from quire.request import FinishReason
 from quire.text import Tokenizer
 from quire_testing.cores import make_core
@@ -136,6 +138,32 @@ def test_nobody_waits_for_a_worker_that_is_stopped(core: EngineCore) -> None:
     assert answers == alone
 
 
+def test_a_step_waits_a_tenth_of_a_second_for_all_of_its_masks_together(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: dict[str, Answer] = {}
+    for index in range(3):
+        add(core, str(index), PROMPT, params(index, 60, regex=f"[ab]{{{index + 50}}}"))
+    for index in range(3):
+        until_tokens(core, answers, str(index), 2)
+    for pid in workers_of(core):
+        os.kill(pid, signal.SIGSTOP)
+    step(core, answers)  # their masks may have been there
+    now, waits = [0.0], []
+
+    def wait(grammars: object, wait_s: float) -> None:
+        if wait_s > 0:
+            waits.append(wait_s)
+            now[0] += 0.04
+
+    grammars_of(core)._clock = lambda: now[0]
+    monkeypatch.setattr(client, "_wait", wait)
+    before = {name: len(answer.token_ids) for name, answer in answers.items()}
+    step(core, answers)
+    assert waits == pytest.approx([0.1, 0.06, 0.02])
+    assert {name: len(answer.token_ids) for name, answer in answers.items()} == before
+
+
 def test_a_worker_that_stays_silent_is_given_up(core: EngineCore) -> None:
     grammars = grammars_of(core)
     clock, ahead = grammars._clock, [0.0]
@@ -187,6 +215,45 @@ def test_a_nursery_that_is_killed_is_replaced_and_what_it_was_asked_for_is_asked
         kill_nursery(core)
     finish(core, answers)
     assert text_of(answers["b"], tokenizer) == "cc"
+
+
+def test_nobody_waits_until_a_large_grammar_is_read(core: EngineCore) -> None:
+    """More than a socket holds, for a worker that is not born yet."""
+    run(core, {"warm": (PROMPT, params(regex="a"))})
+    nursery = grammars_of(core)._nursery
+    assert nursery is not None
+    os.kill(nursery.pid, signal.SIGSTOP)
+    answers: dict[str, Answer] = {}
+    try:
+        add(core, "large", PROMPT, params(0, 9, json={"enum": [1, 2], "description": "d" * 250_000}))
+        add(core, "free", PROMPT, params(0, 20))
+        until_tokens(core, answers, "free", 5)
+    finally:
+        os.kill(nursery.pid, signal.SIGCONT)
+    finish(core, answers)
+    assert (answers["large"].error, answers["free"].error) == (None, None)
+    assert answers["large"].reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("what", ["socketpair", "Popen"])
+def test_where_no_process_is_to_be_had_requests_fail_alone_and_the_next_may_find_one(
+    core: EngineCore, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"quire.engine.grammar.nursery.{'subprocess' if what == 'Popen' else 'socket'}.{what}", none)
+        answers = run(core, {"bound": (PROMPT, params(regex="a{2}")), "free": (PROMPT, params(0, 5))})
+    assert (answers["bound"].reason, answers["bound"].error_param) == (FinishReason.ERROR, None)
+    assert answers["bound"].error == (
+        "there is no process that builds grammars (Resource temporarily unavailable); send the request again"
+    )
+    assert answers["free"].error is None
+    stats = core.stats().grammars
+    assert stats is not None
+    assert (stats.num_compilations, stats.failures) == (0, {"lost": 2}), "it was tried twice"
+    assert text_of(run(core, {"next": (PROMPT, params(regex="a{2}"))})["next"], tokenizer) == "aa"
 
 
 def test_workers_outlive_their_nursery(core: EngineCore) -> None:

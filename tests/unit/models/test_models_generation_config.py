@@ -40,6 +40,12 @@ def test_what_a_file_says(tmp_path: Path) -> None:
     )
 
 
+def test_do_sample_is_not_read_as_in_vllm(tmp_path: Path) -> None:
+    """transformers would be greedy."""
+    defaults = sampling_defaults("auto", written(tmp_path, top_k=7, do_sample=False))
+    assert (defaults.values, defaults.params().temperature) == ({"top_k": 7}, 1.0)
+
+
 def test_what_says_nothing(tmp_path: Path) -> None:
     """No file, a GGUF file beside one, nulls, and values that are the usual ones."""
     assert sampling_defaults("auto", ModelFiles("folder", tmp_path, "tiny")) == SamplingDefaults()

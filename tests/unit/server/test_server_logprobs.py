@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -116,6 +117,23 @@ async def test_best_of_returns_the_likeliest_answers_best_first(live: Live) -> N
     assert answer["usage"]["completion_tokens"] == sum(map(len, answers)) + 4
     answer = (await live.complete(best_of=4, max_tokens=50, logprobs=1)).json()
     assert [choice["logprobs"]["tokens"] for choice in answer["choices"]] == [["a"]]
+
+
+@pytest.mark.parametrize(("failing", "status"), [(0, 200), (1, 200), (2, 400)])
+async def test_best_of_may_lose_the_answers_that_do_not_come_back(live: Live, failing: int, status: int) -> None:
+    live.engine.hold()
+    asked = asyncio.create_task(live.complete(best_of=3, n=2, max_tokens=50))
+    await live.engine.until(lambda: len(live.engine.requests) == 3)
+    for request in live.engine.requests[:failing]:
+        live.engine.fail(request.request_id, "structured_outputs: too complex", param="structured_outputs")
+    live.engine.release()
+    response = await asked
+    assert response.status_code == status
+    if status == 200:
+        assert [choice["text"] for choice in response.json()["choices"]] == [TEXT] * 2
+    else:
+        assert response.json()["error"]["param"] == "structured_outputs"
+    assert live.frontend.num_in_flight == 0
 
 
 async def test_minus_infinity_is_a_number_in_json(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,11 @@ class Grammars:
         """Workers."""
         return sum(grammar.alive for grammar in self._begun)
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the workers that are ready."""
+        return sum(grammar.memory_bytes for grammar in self._begun)
+
     def of(self, sequence: Holder) -> Grammar:
         """The grammar of a sequence, which keeps it alive. One whose worker was killed is made anew, once: what a worker has been
         told can be told again."""
@@ -94,6 +99,7 @@ class Grammars:
                 self._compile_s.append(self._clock() - grammar.began_s)
                 self._keep(grammar)
         self._compiling = [grammar for grammar in self._compiling if not grammar.settled]
+        self._bound_memory()
         self._start_compiling()
 
     def ask(self, wanted: Mapping[Grammar, list[tuple[Session, list[int]]]]) -> None:
@@ -113,6 +119,7 @@ class Grammars:
             _wait(busy, left_s)
             self._advance(busy)
         self._mask_s.append(self._clock() - began)
+        self._bound_memory()
 
     def failed(self, reason: Reason) -> None:
         """Count a sequence that its grammar failed alone."""
@@ -161,33 +168,48 @@ class Grammars:
         """Few at a time: what explodes must not take all CPUs from the engine."""
         while self._queue and len(self._compiling) < self.limits.num_compiling and self._has_room():
             grammar = self._queue.popleft()()
-            if grammar is not None:  # else nobody waits for it any more
-                self._start(grammar)
+            if grammar is not None and self._start(grammar):  # None: nobody waits for it any more
                 self._compiling.append(grammar)
 
     def _has_room(self) -> bool:
-        """Whether one more worker may live; those that nobody uses are ended for it, the longest unused first."""
+        """Whether one more worker may live; those that nobody uses are ended for it."""
+        most = self.limits.num_grammars
+        self._end_unused(lambda: self.num_alive >= most)
+        return self.num_alive < most
+
+    def _bound_memory(self) -> None:
+        """Where grammars hold more than they may together, those that nobody uses are ended, then the largest."""
+        most = self.limits.held_bytes
+        self._end_unused(lambda: self.held_bytes > most)
+        while self.held_bytes > most:
+            largest = max(self._begun, key=lambda grammar: grammar.memory_bytes)
+            message = f"the grammar is too complex: all grammars together may hold {most >> 20} MiB of memory"
+            self._fail(largest, Reason.TOO_COMPLEX, message)
+
+    def _end_unused(self, wanted: Callable[[], bool]) -> None:
+        """End kept workers that nobody uses, the longest unused first, while that is wanted."""
         for key in list(self._kept):
-            if self.num_alive < self.limits.num_grammars:
-                break
+            if not wanted():
+                return
             if not self._kept[key].alive:
                 continue
             used = weakref.ref(self._kept.pop(key))
             if (grammar := used()) is not None:
                 self._kept[key] = grammar
-        return self.num_alive < self.limits.num_grammars
 
-    def _start(self, grammar: Grammar) -> None:
-        if self._nursery is None or self._nursery.ended:
-            self.close()
-            self._nursery = Nursery(self.settings)
+    def _start(self, grammar: Grammar) -> bool:
+        """Have it compiled; False where there is nobody to do that."""
         try:
+            if self._nursery is None or self._nursery.ended:
+                self.close()
+                self._nursery = Nursery(self.settings)
             worker = self._nursery.worker()
-        except OSError:
-            self._fail(grammar, Reason.LOST, "the process that builds grammars was killed")
-            return
+        except OSError as exc:  # no process, descriptor or memory is to be had, or it was killed just now
+            self._fail(grammar, Reason.LOST, f"there is no process that builds grammars ({exc.strerror or exc})")
+            return False
         self._begun.add(grammar)
         grammar.begin(worker, self._clock())
+        return True
 
 
 def _wait(grammars: Iterable[Grammar], wait_s: float) -> None:

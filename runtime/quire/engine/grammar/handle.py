@@ -22,6 +22,8 @@ from quire.engine.results import Fault
 from quire.request import SamplingParams
 from quire.structured import Reason, StructuredOutput
 
+SMALL_CHARS = 32_768
+"""A socket holds so much of a grammar although its worker does not read yet."""
 ENDING_S = 5.0
 """How a worker ended is known this long after its socket has closed, or never."""
 
@@ -73,6 +75,7 @@ class Grammar:
         """Sessions the worker may forget; told with the next step."""
         self.began_s = 0.0
         self._limits = limits
+        self._held_bytes = 0
         self._worker: Worker | None = None
         self._died_s: float | None = None
         self._ready = False
@@ -96,6 +99,11 @@ class Grammar:
         return self._worker is not None
 
     @property
+    def memory_bytes(self) -> int:
+        """What its worker holds once it is ready."""
+        return 0 if self._worker is None else self._held_bytes
+
+    @property
     def busy(self) -> bool:
         """True while masks are being computed."""
         return self._worker is not None and bool(self._asked)
@@ -108,7 +116,8 @@ class Grammar:
     def begin(self, worker: Worker, now: float) -> None:
         """Have it compiled."""
         self._worker, self.began_s = worker, now
-        self._send(say.Compile(self.output.kind, self.output.spec))
+        if len(self.output.spec) <= SMALL_CHARS:
+            self._send(say.Compile(self.output.kind, self.output.spec))
 
     def session(self) -> Session:
         """A new sequence, which has generated nothing."""
@@ -161,15 +170,21 @@ class Grammar:
 
     def _settle(self, link: Connection) -> None:
         verdict = say.verdict_decoder.decode(link.recv_bytes())
+        if isinstance(verdict, say.Born):
+            if len(self.output.spec) > SMALL_CHARS:
+                self._send(say.Compile(self.output.kind, self.output.spec))
+            return
         if isinstance(verdict, say.Refused):
             self.fail(verdict.reason, verdict.message)
             return
         self._ready, self.eos_token_ids = True, tuple(verdict.eos_token_ids)
+        self._held_bytes = verdict.memory_bytes
         for warning in verdict.warnings:
             _log.warning("a grammar was compiled with a warning: %s", warning)
 
     def _take_masks(self, link: Connection) -> None:
-        faults = say.faults_decoder.decode(link.recv_bytes()).by_place
+        told = say.faults_decoder.decode(link.recv_bytes())
+        faults, self._held_bytes = told.by_place, told.memory_bytes
         masks = np.frombuffer(link.recv_bytes(), dtype=np.uint8).reshape(len(self._asked), -1)
         for place, ref in enumerate(self._asked):
             if (session := ref()) is None:

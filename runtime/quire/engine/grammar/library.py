@@ -1,4 +1,4 @@
-"""llguidance, and nothing else that is ours knows it: a vocabulary, a grammar from a request, a matcher for a sequence.
+"""llguidance, and nothing else that is ours (but `ebnf`) knows it: a vocabulary, a grammar from a request, a matcher for a sequence.
 
 JSON is written as models and people write it: between two tokens of JSON one space or none, or a line break with at most 32
 spaces or 8 tabs of indentation. More would let a model write blanks for ever.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import llguidance
 
+from quire.engine.grammar.ebnf import is_ebnf, to_lark
 from quire.engine.grammar.protocol import Compile
 from quire.text import Tokenizer
 
@@ -63,15 +64,20 @@ def vocabulary(tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> llg
 
 def compile_grammar(tokens: llguidance.LLTokenizer, request: Compile) -> llguidance.LLMatcher:
     """A matcher at the beginning of a text, from which those of sequences are copied. Raises GrammarError."""
+    place = "as Lark, " if request.kind == "grammar" and is_ebnf(request.spec) else ""  # whose lines are counted
     try:
-        matcher = llguidance.LLMatcher(tokens, _source(request), log_level=0, limits=_LIMITS)
+        source = _source(request)
     except (ValueError, TypeError) as exc:
         raise GrammarError(one_line(str(exc))) from None
+    try:
+        matcher = llguidance.LLMatcher(tokens, source, log_level=0, limits=_LIMITS)
+    except (ValueError, TypeError) as exc:
+        raise GrammarError(place + one_line(str(exc))) from None
     # Much of the work waits for the first mask; it belongs to the compilation and to its limits.
     probe = matcher.deep_copy()
     mask = probe.compute_bitmask()
     if probe.is_error():
-        raise GrammarError(one_line(probe.get_error()))
+        raise GrammarError(place + one_line(probe.get_error()))
     if not any(mask):
         raise GrammarError("no text satisfies it")
     return matcher
@@ -100,7 +106,7 @@ def _source(request: Compile) -> str:
             # one terminal: alternatives of a rule are items of the parser, which takes 2000
             return make.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(_literal, json.loads(request.spec))))
         case "grammar":
-            return make.grammar_from_lark(request.spec)
+            return make.grammar_from_lark(to_lark(request.spec) if is_ebnf(request.spec) else request.spec)
 
 
 def _literal(text: str) -> str:

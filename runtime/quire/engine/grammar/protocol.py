@@ -1,7 +1,7 @@
 """What engine, nursery and workers say to each other: msgpack frames on socket pairs, masks as raw bytes.
 
 To the nursery: `Settings` once, then one byte with a file descriptor for each worker. From it: `ENDING` for each worker that did
-not end by itself. To a worker: `Compile`, then `Step`s. From a worker: `Compiled` or `Refused` (it ends after that), then for each
+not end by itself. To a worker: `Compile`, then `Step`s. From a worker: `Born`, `Compiled` or `Refused` (it ends after that), then for each
 step `Faults` and the masks of its rows in order, `mask_words(vocab_size)` little-endian 32-bit words a row.
 """
 
@@ -26,10 +26,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     mean_cpu_s: float
     """A token on average; a sequence may be `mask_cpu_s` ahead of it."""
     memory_bytes: int
+    """One worker, beside what all of them share."""
+    total_bytes: int
+    """All workers: what they hold, and as many as may compile."""
     num_compiling: int
     num_grammars: int
     """Workers that live at once: those of requests, and those kept for later ones."""
     spec_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """What those that are ready may hold together."""
+        return max(self.total_bytes - self.num_compiling * self.memory_bytes, 0)
 
     @property
     def compile_wall_s(self) -> float:
@@ -56,11 +64,16 @@ class Compile(msgspec.Struct, frozen=True):
     spec: str
 
 
+class Born(msgspec.Struct, frozen=True, tag="born"):
+    """It reads what it is told, however long that is."""
+
+
 class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
-    """eos_token_ids: the tokens that may follow where the text may end."""
+    """eos_token_ids: the tokens that may follow where the text may end. memory_bytes: what the worker holds."""
 
     eos_token_ids: list[int]
     warnings: list[str]
+    memory_bytes: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -86,9 +99,10 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """Why a row has no mask, by its place in the step."""
+    """Why a row has no mask, by its place in the step. memory_bytes: what the worker holds."""
 
     by_place: dict[int, str]
+    memory_bytes: int
 
 
 def mask_words(vocab_size: int) -> int:
@@ -105,5 +119,5 @@ encoder = msgspec.msgpack.Encoder()
 settings_decoder = msgspec.msgpack.Decoder(Settings)
 compile_decoder = msgspec.msgpack.Decoder(Compile)
 step_decoder = msgspec.msgpack.Decoder(Step)
-verdict_decoder = msgspec.msgpack.Decoder(Compiled | Refused)
+verdict_decoder = msgspec.msgpack.Decoder(Born | Compiled | Refused)
 faults_decoder = msgspec.msgpack.Decoder(Faults)

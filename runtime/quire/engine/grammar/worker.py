@@ -128,11 +128,13 @@ class Worker:
         self._limits = nursery.settings.limits
         self._connection = connection
         self._sessions: dict[int, _Session] = {}
+        self._inherited_bytes = _address_space()
         self._mask_bytes = say.mask_words(nursery.settings.vocab_size) * 4
 
     def run(self) -> None:
         """Serve until the engine closes its end."""
         with contextlib.suppress(EOFError, ConnectionError):
+            self._send(say.Born())
             request = say.compile_decoder.decode(self._connection.recv_bytes())
             root = self._compile(request)
             while root is not None:
@@ -146,14 +148,14 @@ class Worker:
             return None
         from quire.engine.grammar.library import GrammarError, compile_grammar
 
-        _limit_memory(self._limits.memory_bytes)
+        _limit_address_space(self._inherited_bytes + self._limits.memory_bytes)
         try:
             with _alarm(self._limits.compile_cpu_s):
                 root = compile_grammar(nursery.tokens, request)
         except GrammarError as exc:
             self._send(say.Refused(str(exc), Reason.INVALID))
             return None
-        self._send(say.Compiled(nursery.eos_token_ids, root.get_grammar_warnings()))
+        self._send(say.Compiled(nursery.eos_token_ids, root.get_grammar_warnings(), self._held_bytes()))
         return root
 
     def _step(self, step: say.Step, root: llguidance.LLMatcher) -> None:
@@ -167,7 +169,7 @@ class Worker:
                 masks[place * size : (place + 1) * size] = self._mask(row, root)
             except _RowError as exc:
                 faults[place] = str(exc)
-        self._send(say.Faults(faults))
+        self._send(say.Faults(faults, self._held_bytes()))
         self._connection.send_bytes(masks)
 
     def _mask(self, row: say.Tokens, root: llguidance.LLMatcher) -> bytes:
@@ -195,7 +197,10 @@ class Worker:
             )
         return mask
 
-    def _send(self, message: say.Compiled | say.Refused | say.Faults) -> None:
+    def _held_bytes(self) -> int:
+        return max(_address_space() - self._inherited_bytes, 0)
+
+    def _send(self, message: say.Born | say.Compiled | say.Refused | say.Faults) -> None:
         self._connection.send_bytes(say.encoder.encode(message))
 
 
@@ -213,13 +218,20 @@ def _alarm(cpu_s: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
-def _limit_memory(more_bytes: int) -> None:
-    """No more address space than is in use now, and `more_bytes`. Where the system does not tell, there is no limit."""
-    with contextlib.suppress(OSError, ValueError):
+def _address_space() -> int:
+    """Bytes of this process; 0 where the system does not tell."""
+    try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (used + more_bytes, hard))
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return 0
+
+
+def _limit_address_space(num_bytes: int) -> None:
+    if _address_space():
+        with contextlib.suppress(OSError, ValueError):
+            _, hard = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (num_bytes, hard))
 
 
 def _first_to_go() -> None:
