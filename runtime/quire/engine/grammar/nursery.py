@@ -18,13 +18,18 @@ class Nursery:
     """The process that forks workers. It ends when this object does, and with the engine."""
 
     def __init__(self, settings: say.Settings) -> None:
+        """Raises OSError where there is no process to be had."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "quire.engine.grammar.worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "quire.engine.grammar.worker", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            except BaseException:
+                ours.close()
+                raise
         self.control = ours
         """Readable when it has said how a worker ended."""
         self.close = weakref.finalize(self, _end, ours, self._process)
