@@ -94,7 +94,7 @@ async def test_a_slow_reader_gets_everything_at_once(engine: AsyncLLMEngine) -> 
         engine, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     )  # the first one has long ended
     got += [output async for output in stream]
-    assert len(got) == 2
+    assert len(got) <= 2  # one where all of it came before we looked
     assert [i for output in got for i in output.outputs[0].token_ids] == greedy_ids(IDS, 8)
 
 
