@@ -113,7 +113,8 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id: the token that ended it (it is the last of `token_ids`; it is no part of the text), else None.
     logprobs: one for each of `token_ids`, where asked for. prompt_logprobs: with the first tokens, one for each token of the
     prompt from its second on, where asked for. num_cached_tokens: prompt tokens found in the prefix cache. queue_s: arrival to first scheduling.
-    error_param: the field of the request that is at fault, where the request is (400) and not the engine (500).
+    error_param: the field of the request that is at fault, where the request is (400) and not the engine (500). error_passing: neither
+    is, and it may be sent again (503).
     """
 
     request_id: str
@@ -124,6 +125,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float | None = None
     error: str | None = None
     error_param: str | None = None
+    error_passing: bool = False
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
 

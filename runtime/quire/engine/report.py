@@ -36,4 +36,5 @@ def last_words(sequence: Sequence, fault: Fault) -> TokenDelta:
         finish_reason=FinishReason.ERROR,
         error=fault.message,
         error_param=fault.param,
+        error_passing=fault.passing,
     )

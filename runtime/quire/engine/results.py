@@ -14,10 +14,12 @@ NOT_YET = -2
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a sequence cannot go on, in a sentence. param: the field of the request that is at fault; None where none is."""
+    """Why a sequence cannot go on, in a sentence. param: the field of the request that is at fault; None where none is. passing: it
+    is nobody's fault, and the same request may well succeed now."""
 
     message: str
     param: str | None = None
+    passing: bool = False
 
 
 LATER = Fault("not yet")

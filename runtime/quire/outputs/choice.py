@@ -80,11 +80,9 @@ class Choice:
         if delta.finish_reason is FinishReason.ERROR and delta.error_param is not None:
             raise RequestError(delta.error or "bad value", param=delta.error_param, code="invalid_value")
         if delta.finish_reason is FinishReason.ERROR:
-            raise RequestError(
-                f"the engine could not go on with this request: {delta.error or 'unknown cause'}",
-                code="engine_error",
-                status=500,
-            )
+            code, status = ("try_again", 503) if delta.error_passing else ("engine_error", 500)
+            message = f"the engine could not go on with this request: {delta.error or 'unknown cause'}"
+            raise RequestError(message, code=code, status=status)
         final = delta.finish_reason is not None
         before = self.text.num_tokens
         text = self.text.push(delta.token_ids, final=final, stop_token_id=delta.stop_token_id)

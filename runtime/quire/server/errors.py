@@ -39,7 +39,8 @@ def describe(exc: BaseException, request_id: str) -> tuple[int, dict[str, Any], 
     match exc:
         case RequestError():
             faulty = request_id if exc.status >= 500 else None
-            return exc.status, body(exc.status, str(exc), param=exc.param, code=exc.code, request_id=faulty), {}
+            headers = {"Retry-After": "1"} if exc.status == 503 else {}
+            return exc.status, body(exc.status, str(exc), param=exc.param, code=exc.code, request_id=faulty), headers
         case OverloadedError():
             return 503, body(503, str(exc), code=exc.reason), {"Retry-After": str(exc.retry_after_s)}
         case EngineDeadError():

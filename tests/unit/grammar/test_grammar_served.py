@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -40,8 +43,12 @@ PERSON = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def live(folder: Path) -> AsyncIterator[Live]:
-    engine = await EngineClient.start(EngineConfig(model=str(folder), **ENGINE), log_level="warning")
+async def engine(folder: Path) -> EngineClient:
+    return await EngineClient.start(EngineConfig(model=str(folder), **ENGINE), log_level="warning")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def live(folder: Path, engine: EngineClient) -> AsyncIterator[Live]:
     async with live_server(folder, engine) as server:  # type: ignore[arg-type]
         server.http.timeout = httpx.Timeout(250)
         yield server
@@ -141,6 +148,33 @@ async def test_figures_reach_the_metrics_page(live: Live) -> None:
     compilations = await live.metric("quire_grammar_compilations_total")
     assert compilations == await live.metric("quire_grammar_compile_seconds_count")
     assert (await live.metric("quire_grammar_mask_seconds_count") or 0) >= 5
+
+
+def workers_of(engine: EngineClient) -> list[int]:
+    """Process ids of grammars' workers: the grandchildren of the engine's process."""
+
+    def children(pid: int) -> list[int]:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    return [worker for nursery in children(engine.pid) for worker in children(nursery)]
+
+
+@served
+async def test_a_grammar_whose_process_is_killed_again_and_again_is_a_503_that_says_when_to_come_back(
+    live: Live, engine: EngineClient
+) -> None:
+    asked = asyncio.create_task(live.chat(structured_outputs={"regex": "[ab]{400}"}, max_tokens=400, seed=1))
+    async with asyncio.timeout(200):
+        while not asked.done():
+            for pid in workers_of(engine):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await live.http.get("/metrics")
+    response = await asked
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"]) == (503, "overloaded_error", "try_again")
+    assert response.headers["retry-after"] == "1"
+    assert (await live.chat(structured_outputs={"regex": "[ab]{4}"}, max_tokens=40)).status_code == 200
 
 
 SLOW_PARAMS = SamplingParams(

@@ -43,7 +43,7 @@ class Failure:
         if self.reason.of_request:
             field = params.structured_outputs.param
             return Fault(f"{field}: {self.message}", field)
-        return Fault(f"{self.message}; send the request again")
+        return Fault(f"{self.message}; send the request again", passing=True)
 
 
 class Session:
