@@ -2,6 +2,13 @@
 
 #include <cstdlib>
 
+// A build that emulates AVX-512 has it on every CPU.
+#if defined(QUIRE_EMULATE_AVX512)
+#define QUIRE_SUPPORTS_512(feature) true
+#else
+#define QUIRE_SUPPORTS_512(feature) __builtin_cpu_supports(feature)
+#endif
+
 namespace quire {
 
 std::vector<Isa> available_isas() {
@@ -10,10 +17,13 @@ std::vector<Isa> available_isas() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return result;
   result.push_back({"avx2", &kAvx2Kernels, &kAvx2Packed});
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") ||
-      !__builtin_cpu_supports("avx512vl"))
+  if (!QUIRE_SUPPORTS_512("avx512f") || !QUIRE_SUPPORTS_512("avx512bw") || !QUIRE_SUPPORTS_512("avx512dq") ||
+      !QUIRE_SUPPORTS_512("avx512vl"))
     return result;
   result.push_back({"avx512", &kAvx512Kernels, &kAvx512Packed});
+  if (!QUIRE_SUPPORTS_512("avx512vnni")) return result;
+  result.push_back({"avx512_vnni", &kAvx512Kernels, &kAvx512VnniPacked});
+  if (QUIRE_SUPPORTS_512("avx512bf16")) result.push_back({"avx512_bf16", &kAvx512Kernels, &kAvx512Bf16Packed});
 #endif
   return result;
 }
@@ -26,9 +36,9 @@ Isa choose_isa(const std::string& forced) {
     if (forced == isa.name) return isa;
     names += (names.empty() ? "" : ", ") + std::string(isa.name);
   }
-  for (const char* known : {"avx2", "avx512"})
+  for (const char* known : {"avx2", "avx512", "avx512_vnni", "avx512_bf16"})
     if (forced == known) throw IsaError("QUIRE_CPU_ISA=" + forced + ": this CPU or build has only " + names);
-  throw IsaError("QUIRE_CPU_ISA must be portable, avx2 or avx512, got '" + forced + "'");
+  throw IsaError("QUIRE_CPU_ISA must be portable, avx2, avx512, avx512_vnni or avx512_bf16, got '" + forced + "'");
 }
 
 Isa& current_isa() {

@@ -93,6 +93,8 @@ extern const PackedKernels kPortablePacked;
 #if defined(QUIRE_X86)
 extern const PackedKernels kAvx2Packed;
 extern const PackedKernels kAvx512Packed;
+extern const PackedKernels kAvx512VnniPacked;  // and VNNI
+extern const PackedKernels kAvx512Bf16Packed;  // and BF16
 #endif
 
 }  // namespace quire
