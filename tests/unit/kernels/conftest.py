@@ -1,14 +1,17 @@
-"""Every implementation that can run here, behind the public door."""
+"""Every implementation that can run here, behind the public door; where QUIRE_CPU_ISA names an instruction set, that one alone."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from quire_kernels import cpu, dispatch, ops
 
-IMPLEMENTATIONS = ["ref", *(f"cpu-{isa}" for isa in cpu.available_isas())]
+FORCED = os.environ.get("QUIRE_CPU_ISA")
+CPU_IMPLEMENTATIONS = [f"cpu-{isa}" for isa in ([FORCED] if FORCED else cpu.available_isas())]
+IMPLEMENTATIONS = CPU_IMPLEMENTATIONS if FORCED else ["ref", *CPU_IMPLEMENTATIONS]
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[str]:
@@ -30,7 +33,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     yield from _use(monkeypatch, request.param)
 
 
-@pytest.fixture(params=IMPLEMENTATIONS[1:])
+@pytest.fixture(params=CPU_IMPLEMENTATIONS)
 def cpu_implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """`ops` served by the C++ kernels of each instruction set in turn."""
     yield from _use(monkeypatch, request.param)
