@@ -71,12 +71,12 @@ class EngineConfig(BaseModel):
     )
     dtype: DType = Field(
         "auto",
-        description="type of weights and activations; auto follows checkpoint and device",
+        description="type of weights and activations; auto follows checkpoint and device, any other expands a quantised file",
     )
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "auto",
-        description="how a CPU holds the weights: int8 and int4 quantise those of a Hugging Face folder as they are loaded, auto and none leave "
-        "them as they are",
+        description="how a CPU holds the weights: auto as the files have them, none expands a quantised file, int8 and int4 quantise "
+        "the weights of a Hugging Face folder as they are loaded",
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="type of the KV cache; auto is dtype, and bfloat16 beside quantised weights"

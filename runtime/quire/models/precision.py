@@ -58,7 +58,7 @@ def of_modules(
 def of_plan(
     checkpoint_dtype: str, held: str, *, blocks: bool, dtype: str = AUTO, quantization: str = AUTO
 ) -> Precision:
-    """For the CPU plan: plain numbers as the files have them, where nobody says otherwise; a quantised file is expanded.
+    """For the CPU plan: as the files have the weights, where nobody says otherwise. A type, or `none`, expands a quantised file.
 
     held: in which blocks a file holds its matrices, `none` where they are plain numbers. blocks: it is a kind of file that may hold
     some. Quantised weights leave keys and values in 16 bits, where nobody says otherwise. Raises ConfigError where a quantised
@@ -73,17 +73,16 @@ def of_plan(
                 "unquantised weights"
             )
         return Precision(plain, torch.bfloat16 if dtype == AUTO and plain == torch.float32 else plain, made)
-    if blocks and dtype == AUTO and quantization == AUTO and not quantised:
-        return Precision(torch.float32, plain, "stored")
+    if blocks and dtype == AUTO and quantization == AUTO:
+        return Precision(torch.float32, torch.bfloat16 if quantised else plain, "stored")
     if quantised and dtype == AUTO:
         return Precision.of(torch.bfloat16 if native_bfloat16() else torch.float32)
     return Precision.of(plain)
 
 
 def as_stored() -> Precision:
-    """A quantised file as it is: its blocks are multiplied with inputs rounded to 8 bits, the rest is float32. No default yet: on a
-    text it costs 0.5 % of perplexity."""
-    return Precision(torch.float32, torch.bfloat16, "stored")
+    """A quantised file as it is: its blocks are multiplied with inputs rounded to 8 bits, the rest is float32."""
+    return of_plan("float32", "blocks", blocks=True)
 
 
 def native_bfloat16() -> bool:

@@ -8,7 +8,7 @@ llm = LLM(model=os.environ["MODEL"], tokenizer=None, tokenizer_mode="auto", max_
 tokenizer = llm.get_tokenizer()
 
 stop_token_ids = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
-messages = [{"role": "user", "content": "What is the capital of France?"}]
+messages = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
 prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 params = SamplingParams(temperature=0.0, max_tokens=32, stop_token_ids=stop_token_ids)
 [output] = llm.generate([prompt], params)

@@ -17,6 +17,7 @@ from quire.models.cpu_decoder import CPUDecoder
 from quire.models.executor import Batch, KVPool
 from quire.request import AddRequest, SamplingParams, TokenLogprobs
 from quire_testing.cores import make_core
+from quire_testing.tiny_gguf import save_gguf
 from quire_testing.tiny_models import VOCAB, make, save
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=20)
@@ -52,6 +53,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def folder(folders: dict[str, Path]) -> Path:
     return folders["llama"]
+
+
+@pytest.fixture(scope="module")
+def quantised_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place, model = tmp_path_factory.mktemp("gguf"), make("llama")
+    return save_gguf(model, save(model, place / "folder"), place / "tiny.gguf", types=["Q4_1", "Q8_0", "Q4_0", "Q5_1"])
 
 
 def told(core: EngineCore, prompts: list[list[int]], every: int) -> list[list[TokenLogprobs]]:
@@ -99,6 +106,10 @@ def check_same_bits(folder: Path, **config: Any) -> None:
 @pytest.mark.parametrize("name", NATIVE)
 def test_the_same_bits_alone_and_in_a_crowd(folders: dict[str, Path], name: str, numbers: str) -> None:
     check_same_bits(folders[name], **NUMBERS[numbers])
+
+
+def test_the_same_bits_of_a_file_of_several_formats(quantised_file: Path) -> None:
+    check_same_bits(quantised_file, cpu_threads=2, dtype="auto")
 
 
 @pytest.mark.parametrize("numbers", NUMBERS)

@@ -56,7 +56,8 @@ def builders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Builder]:
         ("float32", {"quantization": "int4"}, Precision(FLOAT, BFLOAT, "int4")),
         ("float32", {"quantization": "int4", "dtype": "float32"}, Precision(FLOAT, FLOAT, "int4")),
         ("float32", {"quantization": "int8", "dtype": "bfloat16"}, Precision(BFLOAT, BFLOAT, "int8")),
-        ("Q4_1", {}, Precision(FLOAT, FLOAT)),
+        ("Q4_1", {}, Precision(FLOAT, BFLOAT, "stored")),
+        ("Q8_0+Q4_1", {}, Precision(FLOAT, BFLOAT, "stored")),
         ("Q4_1", {"dtype": "float32"}, Precision(FLOAT, FLOAT)),
         ("Q4_1", {"dtype": "bfloat16"}, Precision(BFLOAT, BFLOAT)),
         ("Q4_1", {"quantization": "none"}, Precision(FLOAT, FLOAT)),
@@ -117,6 +118,8 @@ def test_another_device_computes_plain_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("types", "flags", "told"),
     [
+        (["Q4_1"], {}, ("Q4_1", "float32", "bfloat16")),
+        (["Q4_1"], {"kv_cache_dtype": "float32"}, ("Q4_1", "float32", "float32")),
         (["Q4_1"], {"dtype": "float32"}, ("none", "float32", "float32")),
         (None, {}, ("none", "float32", "float32")),
         (None, {"quantization": "int8"}, ("int8", "float32", "bfloat16")),
