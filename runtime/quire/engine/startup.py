@@ -97,6 +97,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         _announce_length(config, description.max_model_len, memory)
     with stages.stage("weights"):
         executor = builder.load(precision, memory.max_model_len)
+        host.trim()
         _log.info("weights are %s", _weights(precision, quantization))
     with stages.stage("kv_pool"):
         pool = allocate_kv_pool(description, memory.num_blocks, config.block_size, kv_dtype, device)

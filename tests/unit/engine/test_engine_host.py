@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -120,3 +121,29 @@ def test_the_affinity_mask_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_here() -> None:
     assert host.cpu_threads() >= 1
     assert host.memory().available > 0
+
+
+def test_freed_memory_goes_back_to_the_system() -> None:
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):
+        pytest.skip("not glibc")
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+    blocks = [libc.malloc(100_000) for _ in range(1000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    for block in blocks[:-1]:  # the last one keeps the heap from shrinking by itself
+        libc.free(block)
+    before = _anonymous_bytes()
+    host.trim()
+    freed = before - _anonymous_bytes()
+    libc.free(blocks[-1])
+    assert freed > 50_000_000
+
+
+def _anonymous_bytes() -> int:
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["RssAnon"].split()[0]) * 1024

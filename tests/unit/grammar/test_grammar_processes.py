@@ -119,13 +119,20 @@ def test_a_step_waits_for_masks_that_come_in_time(core: EngineCore) -> None:
 
 
 def test_nobody_waits_for_a_worker_that_is_stopped(core: EngineCore) -> None:
-    given = {"bound": (PROMPT, params(1, 60, regex="[ab]{50}")), "free": (PROMPT, params(0, 60))}
+    """Neither who has no grammar nor who has another one."""
+    given = {
+        "bound": (PROMPT, params(1, 60, regex="[ab]{50}")),
+        "other": (PROMPT, params(2, 60, regex="[cd]{50}")),
+        "free": (PROMPT, params(0, 60)),
+    }
     alone = run(core, given)
     answers: dict[str, Answer] = {}
-    for name, (prompt, one) in given.items():
-        add(core, name, prompt, one)
+    add(core, "bound", *given["bound"])
     until_tokens(core, answers, "bound", 3)
-    [pid] = workers_of(core)
+    pid = workers_of(core)[0]  # the first that was born
+    add(core, "other", *given["other"])
+    add(core, "free", *given["free"])
+    until_tokens(core, answers, "other", 3)
     os.kill(pid, signal.SIGSTOP)
     step(core, answers)  # its mask may have been there
     before = {name: len(answer.token_ids) for name, answer in answers.items()}
@@ -133,6 +140,10 @@ def test_nobody_waits_for_a_worker_that_is_stopped(core: EngineCore) -> None:
         step(core, answers)
     assert len(answers["free"].token_ids) == before["free"] + 4
     assert len(answers["bound"].token_ids) <= before["bound"] + 1
+    for _ in range(50):
+        if len(answers["other"].token_ids) == before["other"]:
+            step(core, answers)
+    assert len(answers["other"].token_ids) > before["other"]
     os.kill(pid, signal.SIGCONT)
     finish(core, answers)
     assert answers == alone
