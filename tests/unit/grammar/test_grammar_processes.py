@@ -276,6 +276,7 @@ def test_workers_outlive_their_nursery(core: EngineCore) -> None:
     kill_nursery(core)
     finish(core, answers)
     assert answers == alone
+    assert core.stats().grammars.failures == {}, "nobody was lost and made anew"  # type: ignore[union-attr]
 
 
 def test_there_are_never_more_workers_than_allowed_and_everybody_gets_one(
