@@ -48,7 +48,7 @@ lint: setup ## ruff, mypy --strict, import-linter, and nothing generated is stal
 	@echo "==> generated files"; PYTHONPATH=operator $(PY) -m quire_operator.crd --check
 test-unit: setup model ## unit and contract tests
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile $(ARGS)
-test-asan: setup ## the kernels' tests and random calls under AddressSanitizer and UBSan (built apart, some minutes)
+test-asan: setup ## the kernels' tests and random calls under AddressSanitizer and UBSan (built apart; a quarter of an hour, the first time more)
 	@e2e/setup/test-kernels asan $(PY) $(ARGS)
 test-avx512-emulated: setup ## the kernels' tests on AVX-512, VNNI and BF16 without such a CPU (needs libsimde-dev)
 	@e2e/setup/test-kernels avx512 $(PY) $(ARGS)
