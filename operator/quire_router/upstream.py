@@ -23,8 +23,9 @@ from quire_router.settings import Settings
 
 RETRY_AFTER_S = 1
 """Hint for the client where a pod answered 503 without one, or could not be reached."""
-FINAL_CODES = frozenset({"queue_timeout"})
-"""Error codes of a 503 after which another pod is not asked: the client has waited its turn in a queue already."""
+FINAL_CODES = frozenset({"queue_timeout", "try_again"})
+"""Error codes of a 503 after which another pod is not asked: the client has waited its turn in a queue already, or the request itself
+may be what went wrong there, and would on each pod in turn."""
 MAX_REFUSAL_BYTES = 64 * 1024
 REFUSAL_TIMEOUT_S = 5.0
 KEEPALIVE_S = 4.0

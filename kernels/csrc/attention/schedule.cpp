@@ -38,10 +38,25 @@ double keys_seen(const AttentionCall& call, const AttentionSequence& s) {
   return call.window > 0 ? std::min(all, call.window) : all;
 }
 
-// One item per partition of a tile, so that few tiles keep all threads busy.
-void split_tiles(AttentionSchedule& schedule) {
+// Items per thread that even out how long each takes.
+constexpr int64_t kItemsPerThread = 16;
+// Floats of all partial results: a bound, since the memory plan knows of them only in the share that it leaves over.
+constexpr int64_t kMostPartials = int64_t(4) << 20;
+
+// One item per partition of a tile, the longest tiles first, until there are enough to keep all threads busy. record: floats of
+// a row's partial result.
+void split_tiles(AttentionSchedule& schedule, int threads, int group, int64_t record) {
   std::vector<AttentionItem> parts;
+  int64_t whole = int64_t(schedule.items.size()), partials = 0;
   for (const AttentionItem& tile : schedule.items) {
+    const int64_t cuts = (tile.last_key - tile.first_key + kPartition - 1) / kPartition;
+    const int64_t floats = cuts * tile.num_heads * tile.num_tokens * group * record;
+    --whole;
+    if (int64_t(parts.size()) + whole >= kItemsPerThread * threads || partials + floats > kMostPartials) {
+      parts.push_back(tile);
+      continue;
+    }
+    partials += floats;
     const auto begin = int32_t(parts.size());
     for (int first = tile.first_key; first < tile.last_key; first += kPartition) {
       AttentionItem part = tile;
@@ -107,7 +122,7 @@ AttentionSchedule schedule_attention(const AttentionCall& call, std::vector<Atte
                                   call.first_seen(position) / kPartition * kPartition, position + tokens, nullptr});
     }
   schedule.scratch_floats = attention_scratch(most_rows, call.head_size);
-  if (threads > 1 && int64_t(schedule.items.size()) < 4 * int64_t(threads)) split_tiles(schedule);
+  if (threads > 1 && int64_t(schedule.items.size()) < 4 * int64_t(threads)) split_tiles(schedule, threads, call.group, schedule.record_);
   for (const auto& [first, count] : schedule.spans)
     for (int32_t i = first; i < first + count; ++i)
       schedule.partial_floats +=

@@ -34,8 +34,10 @@ class Region {
     for (; operation < size_ && program_.counts[size_t(operation)] <= 1; ++operation)
       if (program_.counts[size_t(operation)] == 1) program_.run(program_.context, operation, 0, thread);
     done_.store(0, std::memory_order_relaxed);
-    ticket_.store(uint64_t(uint32_t(operation)) << 32, std::memory_order_release);
+    // In this order: nobody can end the operation before its tickets are there, so `opened_` never goes back, and whoever waits
+    // for an operation to be over is woken by the one who opens the next.
     opened_.store(operation, std::memory_order_release);
+    ticket_.store(uint64_t(uint32_t(operation)) << 32, std::memory_order_release);
     opened_.notify_all();
   }
 
@@ -49,7 +51,8 @@ class Region {
 
   const Program& program_;
   const int32_t size_;
-  // Operation in the high half, next item in the low one. A thread that takes one item too many does so once for each operation.
+  // Operation in the high half, next item in the low one. A thread that takes one item too many does so once for each operation,
+  // or again and again for the moment between the two stores of open(): 32 bits are enough for both.
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int32_t> done_{0};
   alignas(64) std::atomic<int32_t> opened_{0};

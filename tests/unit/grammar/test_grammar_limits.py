@@ -37,6 +37,12 @@ def test_the_default_memory_follows_what_the_plan_leaves(left_mib: int, total_mi
     assert (found.total_bytes, found.memory_bytes) == (total_mib * MIB, one_mib * MIB)
 
 
+@pytest.mark.parametrize("compiling", [1, 12, 64])
+def test_one_grammar_has_enough_to_start_however_many_may_compile(compiling: int) -> None:
+    found = limits(100, max_compiling_grammars=compiling)
+    assert (found.memory_bytes, found.held_bytes) == (64 * MIB, 64 * MIB)
+
+
 def test_where_the_memory_of_one_is_given_there_is_room_for_those_that_compile_and_one_more() -> None:
     found = limits(100, grammar_memory="1Gi", max_compiling_grammars=3)
     assert (found.memory_bytes, found.total_bytes, found.held_bytes) == (1024 * MIB, 4096 * MIB, 1024 * MIB)

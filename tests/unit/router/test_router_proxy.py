@@ -285,15 +285,16 @@ async def test_a_draining_pod_is_replaced_and_its_answer_is_the_last_resort() ->
         assert (status, body["error"]["code"], headers["Retry-After"]) == (503, "draining", "7")
 
 
-async def test_a_request_whose_time_in_the_queue_ran_out_is_not_queued_again() -> None:
+@pytest.mark.parametrize("code", ["queue_timeout", "try_again"])
+async def test_a_request_that_waited_or_may_be_the_cause_is_not_sent_to_the_next_pod(code: str) -> None:
     async def timed_out(_: web.Request) -> web.StreamResponse:
-        return web.json_response({"error": {"message": "waited 30 s", "code": "queue_timeout"}}, status=503)
+        return web.json_response({"error": {"message": "waited 30 s", "code": code}}, status=503)
 
     async with running() as kit:
         pods = [await kit.pod(name, timed_out) for name in "ab"]
         await kit.deploy("m", *pods)
         status, body, headers = await kit.chat()
-        assert (status, body["error"]["code"], headers["Retry-After"]) == (503, "queue_timeout", "1")
+        assert (status, body["error"]["code"], headers["Retry-After"]) == (503, code, "1")
         assert sum(len(pod.bodies) for pod in pods) == 1
 
 

@@ -7,7 +7,9 @@ from quire.engine.grammar.protocol import Limits
 from quire.errors import ConfigError
 from quire.structured import MAX_SPEC_BYTES
 
-LEAST_TOTAL, MOST_TOTAL = 192 << 20, 4 << 30
+MOST_TOTAL = 4 << 30
+LEAST_MEMORY = 64 << 20
+"""One grammar gets that much, however little the plan leaves."""
 MOST_MEMORY = 1 << 30
 LEAST_MEMORY_FLAG = 16 << 20
 """Less, and a worker does not even start."""
@@ -17,7 +19,7 @@ def total_memory(config: EngineConfig, left: int) -> int:
     """Bytes of all grammars together: half of what the memory plan leaves of main memory, `left`, for others need some too; where the
     memory of one is given, room for those that compile and one more. Raises ConfigError that names the flag."""
     own = _memory_of_one(config)
-    return max(min(left // 2, MOST_TOTAL), LEAST_TOTAL if own is None else own * (config.max_compiling_grammars + 1))
+    return max(min(left // 2, MOST_TOTAL), (own or LEAST_MEMORY) * (config.max_compiling_grammars + 1))
 
 
 def limits_of(config: EngineConfig, total_bytes: int) -> Limits:
