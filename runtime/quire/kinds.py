@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -43,7 +45,7 @@ def _integer(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
     plain = int(operator.index(value))
-    if not -(2**63) <= plain < 2**63:
+    if not _LEAST <= plain <= _MOST:
         raise OverflowError
     return plain
 
@@ -69,12 +71,13 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _ids(value: Any) -> tuple[int, ...]:
     given = () if value is None else tuple(value)
-    return given if set(map(type, given)) <= {int} else tuple(map(_integer, given))
+    plain = set(map(type, given)) <= {int} and (not given or (min(given) >= _LEAST and max(given) <= _MOST))
+    return given if plain else tuple(map(_integer, given))
 
 
 def _biases(value: Any) -> dict[int, float]:
     # JSON has texts as keys only
-    return {int(key) if isinstance(key, str) else _integer(key): _number(bias) for key, bias in dict(value).items()}
+    return {_integer(int(key) if isinstance(key, str) else key): _number(bias) for key, bias in dict(value).items()}
 
 
 def _fields(value: Any) -> dict[str, Any]:

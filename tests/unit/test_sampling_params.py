@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,23 @@ def test_whatever_is_given_is_refused_by_name_or_read_by_the_engine(fields: dict
         return
     request = AddRequest(request_id="1", prompt_token_ids=[1], params=params, arrival_s=0.0)
     assert wire.to_engine.decode(wire.encoder.encode(request)) == request
+
+
+@pytest.mark.parametrize("odd", [-(2**63) - 1, 2**63, 2**70])
+@pytest.mark.parametrize(
+    ("field", "of"),
+    [
+        ("stop_token_ids", lambda odd: [1, odd]),
+        ("allowed_token_ids", lambda odd: [odd]),
+        ("bad_words_token_ids", lambda odd: [[odd, 1]]),
+        ("logit_bias", lambda odd: {odd: 1.0}),
+        ("logit_bias", lambda odd: {str(odd): 1.0}),
+    ],
+)
+def test_a_token_id_that_does_not_travel_is_refused(field: str, of: Callable[[int], Any], odd: int) -> None:
+    with pytest.raises(RequestError, match=field) as refused:
+        SamplingParams(**{field: of(odd)})
+    assert refused.value.param == field
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -65,7 +65,7 @@ async def running(
     Raises EngineDeadError with its last line.
     """
     url = f"http://{HOST}:{port}"
-    with tempfile.TemporaryFile() as output, _interrupted_by(signal.SIGTERM):
+    with tempfile.TemporaryFile() as output, _ended_by(signal.SIGTERM):
         began = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -88,12 +88,23 @@ async def running(
 
 
 @contextlib.contextmanager
-def _interrupted_by(number: signal.Signals) -> Iterator[None]:
-    """The signal acts as Ctrl-C does, which asyncio turns into a cancellation, so that what was started is ended."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
+def _ended_by(number: signal.Signals) -> Iterator[None]:
+    """The signal cancels the task, so that what it started is ended, and then ends the program with the status of that signal."""
+    loop, task, told = asyncio.get_running_loop(), asyncio.current_task(), False
+
+    def end() -> None:
+        nonlocal told
+        told = True
+        if task is not None:
+            task.cancel()
+
+    loop.add_signal_handler(number, end)
     try:
         yield
+    except asyncio.CancelledError:
+        if told:
+            raise SystemExit(128 + number) from None
+        raise
     finally:
         loop.remove_signal_handler(number)
 
