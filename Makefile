@@ -30,7 +30,7 @@ serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=â
 	@$(PY) -m quire.entrypoints.cli serve $(MODEL) --host=127.0.0.1 $(ARGS)
 
 ## Work on it
-.PHONY: setup lint format check test test-unit test-asan test-avx512-emulated e2e bench bench-peers bench-check manifests
+.PHONY: setup lint format check test test-unit fuzz test-asan test-avx512-emulated e2e bench bench-peers bench-check manifests
 setup: $(STAMP) ## the virtual environment .venv with all three packages and the tools
 $(STAMP): $(INSTALL_INPUTS) | python
 	@echo "==> virtual environment and packages (about a minute; the PyPI build of torch takes 5 GB)"
@@ -48,6 +48,8 @@ lint: setup ## ruff, mypy --strict, import-linter, and nothing generated is stal
 	@echo "==> generated files"; PYTHONPATH=operator $(PY) -m quire_operator.crd --check
 test-unit: setup model ## unit and contract tests
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile $(ARGS)
+fuzz: setup model ## the property tests with new random examples (minutes); what they find becomes a test of its own
+	@HYPOTHESIS_PROFILE=search $(PY) -m pytest tests -m hypothesis --numprocesses=2 --dist=loadfile $(ARGS)
 test-asan: setup ## the kernels' tests and random calls under AddressSanitizer and UBSan (built apart; a quarter of an hour, the first time more)
 	@e2e/setup/test-kernels asan $(PY) $(ARGS)
 test-avx512-emulated: setup ## the kernels' tests on AVX-512, VNNI and BF16 without such a CPU (needs libsimde-dev)
