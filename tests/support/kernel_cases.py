@@ -132,10 +132,39 @@ def paged_batch(
     )
 
 
-def random_blocks(kind: ops.GgmlType, blocks: int) -> np.ndarray:
+def as_int8(x: Tensor) -> Tensor:
+    """x in blocks of 32 as int8 with a scale shows it, in double."""
+    rows, cols = x.shape
+    blocks = torch.nn.functional.pad(x, (0, -cols % 32)).view(rows, -1, 32)
+    largest = blocks.abs().amax(dim=-1, keepdim=True)
+    factor = torch.full_like(largest, 127) / largest  # a number by a tensor would be rounded twice
+    quants = torch.round(blocks * torch.where(largest > 0, factor, 0.0))
+    return (quants.double() * (largest / 127).double()).reshape(rows, -1)[:, :cols]
+
+
+def assert_product(
+    implementation: str, x: Tensor, packed: ops.PackedWeight, result: Tensor, bias: Tensor | None = None
+) -> None:
+    """The result is the product of what the weight unpacks to and what the format makes of the input, but for the rounding of an
+    fp32 sum of K products, relative to the sum of their magnitudes. bfloat16 inputs, where the instruction set takes them, are
+    rounded by 2^-9 each."""
+    weight = ops.unpack_weight(packed).double()
+    inputs = as_int8(x) if packed.format.startswith("q") else x.double()
+    expected = inputs @ weight.T
+    # A weight with a minimum is a difference of two numbers of up to twice its block's largest.
+    most = torch.nn.functional.pad(weight.abs(), (0, -weight.shape[1] % 32)).view(len(weight), -1, 32).amax(dim=-1)
+    magnitude = inputs.abs() @ (3 * most.repeat_interleave(32, dim=-1)[:, : weight.shape[1]]).T
+    if bias is not None:
+        expected, magnitude = expected + bias, magnitude + bias.abs()
+    allowed = 2**-8 if packed.format == "bf16" and implementation.endswith("bf16") else 2e-6
+    wrong = (result.double() - expected).abs() > allowed * magnitude + 1e-37
+    assert not bool(wrong.any()), f"differs first at {wrong.nonzero()[0].tolist()}: {(result - expected).abs().max()}"
+
+
+def random_blocks(kind: ops.GgmlType, blocks: int, seed: int = 0) -> np.ndarray:
     """Random bytes, but finite scales: f16 patterns with all exponent bits set are the file's business, not ours."""
     elements, size = ops.GGML_BLOCKS[kind]
-    raw = np.random.default_rng(int(kind)).integers(0, 256, (blocks, size), dtype=np.uint8)
+    raw = np.random.default_rng([int(kind), seed]).integers(0, 256, (blocks, size), dtype=np.uint8)
     if elements > 1:
         halves = {ops.GgmlType.Q4_1: 2, ops.GgmlType.Q5_1: 2, ops.GgmlType.Q4_K: 2, ops.GgmlType.Q5_K: 2}.get(kind, 1)
         first = size - 2 if kind is ops.GgmlType.Q6_K else 0

@@ -29,15 +29,21 @@ class Shape:
     chosen: int = 2
 
 
-def model(format: str = "f32", shape: Shape = Shape(), **changes: Any) -> Model:
+def model(format: str = "f32", shape: Shape = Shape(), seed: int = 3, **changes: Any) -> Model:
     """Two layers of grouped-query attention with biases, the second with a window; an MLP in each, or experts."""
-    torch.manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     hidden, heads, kv_heads, head_size, inner = shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.inner
     angles = torch.outer(torch.arange(float(POSITIONS)), 0.5 ** torch.arange(4.0))
     wide = (heads + 2 * kv_heads) * head_size
 
+    def randn(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator)
+
+    def norm() -> Tensor:
+        return torch.rand(hidden, generator=generator) + 0.5
+
     def matrix(rows: int, cols: int) -> Any:
-        return ops.pack_weight(torch.randn(rows, cols) / cols**0.5, format)
+        return ops.pack_weight(randn(rows, cols) / cols**0.5, format)
 
     def mlp() -> dict[str, Any]:
         return {"gate_up": matrix(2 * inner, hidden), "down": matrix(hidden, inner)}
@@ -45,7 +51,7 @@ def model(format: str = "f32", shape: Shape = Shape(), **changes: Any) -> Model:
     def half() -> dict[str, Any]:
         if not shape.experts:
             return mlp()
-        router = ops.pack_weight(torch.randn(shape.experts, hidden), "f32")
+        router = ops.pack_weight(randn(shape.experts, hidden), "f32")
         return {"router": router, "experts": [Expert(**mlp()) for _ in range(shape.experts)]}
 
     layers = [
@@ -53,9 +59,9 @@ def model(format: str = "f32", shape: Shape = Shape(), **changes: Any) -> Model:
             qkv=matrix(wide, hidden),
             o=matrix(hidden, heads * head_size),
             **half(),
-            qkv_bias=torch.randn(wide),
-            attn_norm=torch.rand(hidden) + 0.5,
-            mlp_norm=torch.rand(hidden) + 0.5,
+            qkv_bias=randn(wide),
+            attn_norm=norm(),
+            mlp_norm=norm(),
             cos=angles.cos(),
             sin=angles.sin(),
             window=window,
@@ -75,7 +81,7 @@ def model(format: str = "f32", shape: Shape = Shape(), **changes: Any) -> Model:
         "layers": layers,
         "embed": embed,
         "head": embed,
-        "norm": torch.rand(hidden) + 0.5,
+        "norm": norm(),
         "logit_softcap": 5.0,
         "experts_per_token": shape.chosen if shape.experts else 0,
         **changes,

@@ -40,7 +40,7 @@ double keys_seen(const AttentionCall& call, const AttentionSequence& s) {
 
 // Items per thread that even out how long each takes.
 constexpr int64_t kItemsPerThread = 16;
-// Floats of all partial results: a bound, since the memory plan knows of them only in the share that it leaves over.
+// Floats of all partial results, however many threads there are and however long the contexts.
 constexpr int64_t kMostPartials = int64_t(4) << 20;
 
 // One item per partition of a tile, the longest tiles first, until there are enough to keep all threads busy. record: floats of
@@ -128,6 +128,14 @@ AttentionSchedule schedule_attention(const AttentionCall& call, std::vector<Atte
       schedule.partial_floats +=
           int64_t(schedule.items[size_t(i)].num_heads) * schedule.items[size_t(i)].num_tokens * call.group * schedule.record_;
   return schedule;
+}
+
+AttentionBounds attention_bounds(int num_kv_heads, int group, int head_size, int64_t longest, int threads) {
+  const int tile_rows = std::max(1, kTileRows / group) * group;
+  // Tiles of one head are cut until there are enough parts; the last one may bring as many as the longest context has.
+  const int64_t parts = kItemsPerThread * threads + (longest + kPartition - 1) / kPartition;
+  const int64_t partials = std::min(kMostPartials, parts * tile_rows * (2 + padded_head(head_size)));
+  return {attention_scratch(std::max(tile_rows, group * num_kv_heads), head_size), threads > 1 ? partials : 0};
 }
 
 void AttentionSchedule::place(float* partials) {

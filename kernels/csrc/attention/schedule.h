@@ -41,4 +41,10 @@ struct AttentionSchedule {
 // Of the call only shapes, group, head size and window are read.
 AttentionSchedule schedule_attention(const AttentionCall& call, std::vector<AttentionSequence> sequences, int threads);
 
+// What no schedule for so many threads and contexts of up to `longest` tokens goes beyond. Memory is planned with it.
+struct AttentionBounds {
+  int64_t scratch_floats, partial_floats;
+};
+AttentionBounds attention_bounds(int num_kv_heads, int group, int head_size, int64_t longest, int threads);
+
 }  // namespace quire

@@ -10,8 +10,9 @@ import math
 import mmap
 import os
 import random
+import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 import kernel_cases
-from kernel_cases import ATTENTION_TOLERANCE, PagedBatch, paged_batch, random_blocks, run_alone
+from kernel_cases import ATTENTION_TOLERANCE, PagedBatch, assert_product, paged_batch, random_blocks, run_alone
 from plan_cases import VOCAB, Shape, model, run
 from quire_kernels import ops, ref
 from quire_kernels.decoder import DecoderPlan
@@ -43,6 +44,18 @@ def draw(cpu_implementation: str, request: pytest.FixtureRequest) -> Draw:
     draw = Draw(request.node.callspec.params["seed"])
     ops.set_num_threads(draw.randint(1, 4))
     return draw
+
+
+@pytest.fixture(autouse=True)
+def all_is_drawn_from_the_seed() -> Iterator[None]:
+    """So that what a seed found comes again."""
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(torch.get_rng_state(), before), "something was drawn from torch's global generator"
+
+
+def blocks_of(draw: Draw, kind: ops.GgmlType, count: int) -> Tensor:
+    return torch.from_numpy(random_blocks(kind, count, draw.getrandbits(40))).flatten()
 
 
 def exact(batch: PagedBatch) -> PagedBatch:
@@ -140,7 +153,7 @@ def test_heads_and_cache(draw: Draw, seed: int) -> None:
     block_size = draw.randint(1, 20)
     blocks = -(-max(tokens, 1) // block_size)
     slots = torch.tensor(draw.sample(range(blocks * block_size), tokens), dtype=torch.int64)
-    slots[torch.rand(tokens) < 0.1] = -1
+    slots[[draw.random() < 0.1 for _ in range(tokens)]] = -1
     caches = [torch.zeros(blocks, block_size, kv_heads, head_size, dtype=cache_dtype) for _ in range(4)]
     key, value = ours[1], draw.tensor(tokens, kv_heads, head_size, dtype=dtype)
     ops.write_kv(key, value, caches[0], caches[1], slots)
@@ -149,7 +162,7 @@ def test_heads_and_cache(draw: Draw, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_products(draw: Draw, seed: int) -> None:
+def test_products(draw: Draw, cpu_implementation: str, seed: int) -> None:
     cols = draw.randint(1, 400)
     if draw.random() < 0.5:
         packed = ops.pack_weight(
@@ -162,7 +175,7 @@ def test_products(draw: Draw, seed: int) -> None:
         parts = []
         for kind in kinds:
             elements, rows = ops.GGML_BLOCKS[kind][0], draw.randint(1, 40)
-            raw = torch.from_numpy(random_blocks(kind, rows * cols // elements)).flatten()
+            raw = blocks_of(draw, kind, rows * cols // elements)
             for dtype in DTYPES:
                 expected = torch.empty(rows * cols, dtype=dtype)
                 ref.dequantize_gguf(raw, int(kind), elements, ops.GGML_BLOCKS[kind][1], expected)
@@ -172,13 +185,7 @@ def test_products(draw: Draw, seed: int) -> None:
     x = draw.tensor(draw.randint(1, 40), cols)
     bias = draw.tensor(packed.shape[0]) if draw.random() < 0.5 else None
     result = ops.packed_linear(x, packed, bias)
-    weight = ops.unpack_weight(packed).double()
-    expected = x.double() @ weight.T + (0 if bias is None else bias.double())
-    most = torch.nn.functional.pad(x.abs(), (0, -cols % 32)).view(len(x), -1, 32).amax(dim=-1)
-    magnitude = most.repeat_interleave(32, dim=-1)[:, :cols].double() @ weight.abs().T + 1
-    assert bool(
-        ((result - expected).abs() <= magnitude / 100).all()
-    )  # inputs of quants are off by 1/254 of their block's largest
+    assert_product(cpu_implementation, x, packed, result, bias)
     for row in range(len(x)):
         assert torch.equal(ops.packed_linear(x[row : row + 1].clone(), packed, bias)[0], result[row])
 
@@ -196,7 +203,7 @@ def test_plans(draw: Draw, seed: int) -> None:
         experts=draw.choice([0, 0, 1, 3, 9]),
     )
     shape = replace(shape, chosen=draw.randint(1, max(1, shape.experts)))
-    plan = DecoderPlan(model(draw.choice(ops.PACKED_FORMATS), shape))
+    plan = DecoderPlan(model(draw.choice(ops.PACKED_FORMATS), shape, draw.getrandbits(40)))
     dtype = draw.choice(DTYPES)
     tokens = [[draw.randrange(VOCAB) for _ in range(draw.randint(1, 40))] for _ in range(draw.randint(1, 5))]
     cuts = [sorted({*(draw.randint(1, len(each)) for _ in range(draw.randint(0, 4))), len(each)}) for each in tokens]
@@ -363,5 +370,28 @@ def test_bad_calls_touch_nothing(call: str) -> None:
 def test_memory_is_out_of_reach() -> None:
     """Else the test above shows nothing."""
     support = str(Path(kernel_cases.__file__).parent)
-    status, _, _ = run_alone(ALONE.format(support=support, here=__file__, call="forbidden((4,), fuzz.FLOAT).sum()"))
-    assert status != 0
+    status, _, errors = run_alone(
+        ALONE.format(support=support, here=__file__, call="forbidden((4,), fuzz.FLOAT).sum()")
+    )
+    assert status == -signal.SIGSEGV or "AddressSanitizer: SEGV" in errors, (status, errors)
+
+
+def test_every_seed_sees_other_bytes() -> None:
+    for kind in ops.GgmlType:
+        first, again, other = (random_blocks(kind, 8, seed) for seed in (1, 1, 2))
+        assert (first == again).all() and (first != other).mean() > 0.5
+
+
+@pytest.mark.parametrize("kind", [*ops.PACKED_FORMATS, ops.GgmlType.Q4_1, ops.GgmlType.Q6_K], ids=str)
+def test_a_product_without_one_of_its_columns_is_seen(cpu_implementation: str, kind: str | ops.GgmlType) -> None:
+    draw = Draw(0)
+    if isinstance(kind, ops.GgmlType):
+        packed = ops.pack_gguf([(blocks_of(draw, kind, 20 * 512 // ops.GGML_BLOCKS[kind][0]), kind, 20)], 512)
+    else:
+        packed = ops.pack_weight(draw.tensor(20, 400), kind)
+    x = draw.tensor(3, packed.shape[1])
+    result = ops.packed_linear(x, packed)
+    assert_product(cpu_implementation, x, packed, result)
+    lost = x[:, 123:124] * ops.unpack_weight(packed)[:, 123]
+    with pytest.raises(AssertionError, match="differs first"):
+        assert_product(cpu_implementation, x, packed, result - lost)

@@ -6,43 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_cases import assert_product
 from quire_kernels import ops
 
 FORMATS = ops.PACKED_FORMATS
 SHAPES = [(1, 1), (16, 32), (17, 33), (5, 96), (100, 31), (33, 577), (96, 320), (40, 1024)]  # N, K
 ROWS = [1, 2, 3, 4, 5, 6, 7, 9, 13, 31]
-# An fp32 sum of K products, relative to the sum of their magnitudes. bfloat16 inputs, where the instruction set takes them,
-# are rounded by 2^-9 each.
-TOLERANCE = dict.fromkeys(FORMATS, 2e-6)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def as_int8(x: Tensor) -> Tensor:
-    """x in blocks of 32 as int8 with a scale shows it, in double."""
-    rows, cols = x.shape
-    blocks = torch.nn.functional.pad(x, (0, -cols % 32)).view(rows, -1, 32)
-    largest = blocks.abs().amax(dim=-1, keepdim=True)
-    factor = torch.full_like(largest, 127) / largest  # a number by a tensor would be rounded twice
-    quants = torch.round(blocks * torch.where(largest > 0, factor, 0.0))
-    return (quants.double() * (largest / 127).double()).reshape(rows, -1)[:, :cols]
-
-
-def tolerance(implementation: str, format: str) -> float:
-    return 2**-8 if format == "bf16" and implementation.endswith("bf16") else 2e-6
-
-
-def assert_product(x: Tensor, packed: ops.PackedWeight, result: Tensor, allowed: float) -> None:
-    weight = ops.unpack_weight(packed).double()
-    inputs = as_int8(x) if packed.format.startswith("q") else x.double()
-    expected = inputs @ weight.T
-    # A weight with a minimum is a difference of two numbers of up to twice its block's largest.
-    most = torch.nn.functional.pad(weight.abs(), (0, -weight.shape[1] % 32)).view(len(weight), -1, 32).amax(dim=-1)
-    magnitude = inputs.abs() @ (3 * most.repeat_interleave(32, dim=-1)[:, : weight.shape[1]]).T
-    wrong = (result.double() - expected).abs() > allowed * magnitude + 1e-37
-    assert not bool(wrong.any()), f"differs first at {wrong.nonzero()[0].tolist()}: {(result - expected).abs().max()}"
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -53,7 +26,7 @@ def test_products(implementation: str, format: str, shape: tuple[int, int]) -> N
     for rows in ROWS:
         x = randn(rows, shape[1], seed=rows) * torch.logspace(-3, 3, rows)[:, None]
         result = ops.packed_linear(x, packed)
-        assert_product(x, packed, result, tolerance(implementation, format))
+        assert_product(implementation, x, packed, result)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_cases import random_blocks
+from kernel_cases import assert_product, random_blocks
 from quire_kernels import ops
 
 K_TYPES = {ops.GgmlType.Q4_K, ops.GgmlType.Q5_K, ops.GgmlType.Q6_K}
@@ -58,17 +58,7 @@ def test_k_types_are_rounded_by_little(implementation: str, kind: ops.GgmlType) 
 def test_products(implementation: str, kind: ops.GgmlType, rows: int) -> None:
     packed = ops.pack_gguf([(blocks(kind), kind, ROWS)], COLS)
     x = torch.randn(rows, COLS, generator=torch.Generator().manual_seed(rows))
-    weight = ops.unpack_weight(packed).double()
-    inputs = x.double()
-    if packed.format.startswith("q"):
-        largest = x.view(rows, -1, 32).abs().amax(dim=-1, keepdim=True)
-        quants = torch.round(x.view(rows, -1, 32) * (torch.full_like(largest, 127) / largest))
-        inputs = (quants.double() * (largest / 127).double()).view(rows, COLS)
-    expected = inputs @ weight.T
-    result = ops.packed_linear(x, packed).double()
-    allowed = 2**-8 if kind is ops.GgmlType.BF16 and implementation.endswith("bf16") else 3e-6
-    magnitude = inputs.abs() @ (weight.abs() + weight.abs().amax()).T
-    assert bool(((result - expected).abs() <= allowed * magnitude).all())
+    assert_product(implementation, x, packed, ops.packed_linear(x, packed))
 
 
 def test_a_stack_is_its_parts(implementation: str) -> None:
