@@ -93,8 +93,8 @@ class Engine(ApiModel):
         "Order of waiting requests: arrival, the requests' priority, or shortest prompt first (with ageing).", "fcfs"
     )
     long_prefill_token_threshold: int | None = _flag(
-        "Tokens of one prompt in a step at most while other sequences decode, so that their tokens keep coming. 0 is no limit.",
-        "256",
+        "Tokens of prompts in a step at most while other sequences decode, so that their tokens keep coming. 0 is no limit.",
+        "64 for native models on CPUs, else 256",
         ge=0,
         le=1 << 20,
     )

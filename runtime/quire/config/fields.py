@@ -113,12 +113,11 @@ class EngineConfig(BaseModel):
         "fcfs",
         description="order of waiting requests: arrival, the requests' priority, or shortest prompt first (with ageing)",
     )
-    long_prefill_token_threshold: int = Field(
-        # Measured on one core, SmolLM2-135M: a chunk of 256 takes 1.1 s and of 512 2.4 s, at the same cost a token; one of 128 costs
-        # a fifth more a token.
-        256,
+    long_prefill_token_threshold: int | None = Field(
+        None,
         ge=0,
-        description="tokens of one prompt in a step at most while other sequences decode, so that their tokens keep coming; 0 is no limit",
+        description="tokens of prompts in a step at most while other sequences decode, so that their tokens keep coming; 0 is no limit; "
+        "default: 64 where the CPU plan computes, else 256",
     )
     tensor_parallel_size: int = Field(1, ge=1, le=1, description="GPUs that share each layer; only 1 for now")
     pipeline_parallel_size: int = Field(1, ge=1, le=1, description="groups of layers on different GPUs; only 1 for now")

@@ -24,11 +24,12 @@ class Scheduled(msgspec.Struct, gc=False):
 @dataclass(slots=True)
 class StepPlan:
     """What one step computes, and which blocks move before: swap_outs (device, host), then copies (device, device), then
-    swap_ins (host, device), each pair from and to."""
+    swap_ins (host, device), each pair from and to. prefill_left: tokens that chunks of prompts may still have."""
 
     scheduled: list[Scheduled] = field(default_factory=list)
     num_tokens: int = 0
     num_prompt_tokens: int = 0
+    prefill_left: int = 0
     swap_outs: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     swap_ins: list[tuple[int, int]] = field(default_factory=list)

@@ -46,7 +46,7 @@ class Scheduler:
         swap: SwapSpace | None = None,
         costs: PreemptionCosts | None = None,
     ) -> None:
-        """long_prefill_token_threshold: tokens of one prompt in a step at most while others decode; 0 is no limit. swap:
+        """long_prefill_token_threshold: tokens of prompts in a step at most while others decode; 0 is no limit. swap:
         where preempted sequences may keep what they have computed, if costs say so."""
         self.kv = kv
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # a token of the budget for each
@@ -60,7 +60,7 @@ class Scheduler:
         self._room = Room(kv, self.max_num_seqs)
         self._swapper = Swapper(kv, swap, self.costs)
         self._limits = Limits(max_model_len, kv.pool.num_blocks, kv.block_size, vocab_size)
-        self._chunk = long_prefill_token_threshold or max_num_batched_tokens
+        self._threshold = long_prefill_token_threshold or max_num_batched_tokens
         self._live: dict[str, Sequence] = {}
         self._eos = frozenset(eos_token_ids)
         self._order = 0
@@ -185,6 +185,7 @@ class Scheduler:
         """Choose what the next step computes and give it blocks."""
         plan = StepPlan()
         self._make_way(plan)
+        plan.prefill_left = self._prefill_limit()
         if self._schedule_running(plan):
             self._schedule_waiting(plan, now)
         return plan
@@ -236,7 +237,7 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Serve running sequences in their rank; False where one had to be preempted, so that nobody else may enter."""
         running, budget, grow, copies = self.running, self.max_num_batched_tokens, self.kv.grow, plan.copies
-        roomy = True
+        roomy, head = True, self.waiting.head()
         index = 0
         while index < len(running) and plan.num_tokens < budget:
             sequence = running[index]
@@ -248,9 +249,14 @@ class Scheduler:
                 index += 1
                 continue
             if num_tokens > 1:
-                # A prompt leaves a token to each sequence behind it: decoding ones go on in every step.
+                if plan.prefill_left == 0:
+                    index += 1
+                    continue
+                # A prompt leaves a token to each sequence behind it, so that decoding ones go on in every step, and to the
+                # head of the queue where that outranks it: once inside, the head goes first.
+                kept = head is not None and self.waiting.outranks(head, sequence)
                 left = budget - plan.num_tokens - (len(running) - index - 1)
-                num_tokens = min(num_tokens, self._chunk_limit(), max(left, 1))
+                num_tokens = min(num_tokens, max(min(plan.prefill_left, left) - kept, 1))
             while not grow(sequence.table, sequence.tokens, start, start + num_tokens, copies):
                 roomy = False
                 if self._preempt(plan) is sequence:
@@ -263,7 +269,7 @@ class Scheduler:
         """Admit waiting sequences in the policy's order, while places, budget and blocks last."""
         while plan.num_tokens < self.max_num_batched_tokens and len(self.running) < self.max_num_seqs:
             sequence = self.waiting.head()
-            if sequence is None:
+            if sequence is None or (plan.prefill_left == 0 and sequence.state is not State.SWAPPED):
                 return
             hits = self._find_prefix(sequence)
             urgent = bool(self.running) and self.waiting.outranks(sequence, self.running[-1])
@@ -272,7 +278,7 @@ class Scheduler:
             self._admit(plan, self.waiting.pop(), hits, now)
             start = sequence.num_computed
             missing = len(sequence.tokens) - start
-            num_tokens = min(missing, self._chunk_limit(), self.max_num_batched_tokens - plan.num_tokens)
+            num_tokens = min(missing, max(plan.prefill_left, 1), self.max_num_batched_tokens - plan.num_tokens)
             grown = self.kv.grow(sequence.table, sequence.tokens, start, start + num_tokens, plan.copies)
             assert grown, "an admitted sequence fits the pool"
             self._plan(plan, sequence, num_tokens)
@@ -297,13 +303,10 @@ class Scheduler:
             self.counters.prefix_hits += num_found
         insort(self.running, sequence, key=self.waiting.rank)
 
-    def _chunk_limit(self) -> int:
-        """Tokens of one prompt in a step at most."""
-        if self._chunk < self.max_num_batched_tokens and any(
-            len(other.tokens) - other.num_computed == 1 for other in self.running
-        ):
-            return self._chunk
-        return self.max_num_batched_tokens
+    def _prefill_limit(self) -> int:
+        """Tokens of prompts in this step at most, all together: what runs as decoding waits for them."""
+        decoding = any(len(other.tokens) - other.num_computed == 1 for other in self.running)
+        return self._threshold if decoding else self.max_num_batched_tokens
 
     def _plan(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> int:
         """Enter a sequence into the plan; how many followers it drew in behind it."""
@@ -312,6 +315,8 @@ class Scheduler:
         samples = end == len(sequence.tokens)
         plan.scheduled.append(Scheduled(sequence, start, num_tokens, samples))
         plan.num_tokens += num_tokens
+        if num_tokens > 1 or not samples:
+            plan.prefill_left -= num_tokens
         if start < sequence.num_prompt:
             plan.num_prompt_tokens += min(end, sequence.num_prompt) - start
         return self._fork(plan, sequence) if samples and sequence.followers else 0

@@ -114,7 +114,9 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             vocab_size=description.vocab_size,
             eos_token_ids=description.eos_token_ids,
             policy=config.scheduler_policy,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            long_prefill_token_threshold=executor.small_chunk
+            if config.long_prefill_token_threshold is None
+            else config.long_prefill_token_threshold,
             swap=SwapSpace(memory.num_swap_blocks) if swap_pool is not None else None,
             costs=PreemptionCosts(0.0 if swap_pool is None else measure_swap(pool, swap_pool)),
         )

@@ -117,6 +117,12 @@ class Executor(Protocol):
         """Whether it is made so that a sequence's results are the same bit for bit whatever else is in the batch."""
         ...
 
+    @property
+    def small_chunk(self) -> int:
+        """Tokens of a prompt that are computed at little more a token than many more are: what decoding sequences wait for by
+        default."""
+        ...
+
     def forward(self, batch: Batch, kv: KVPool) -> Tensor:
         """Hidden states [R, H] of the rows asked for, after the last norm; writes the batch's keys and values.
 

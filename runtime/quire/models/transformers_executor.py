@@ -69,6 +69,7 @@ class TransformersExecutor:
 
     name = "transformers"
     batch_invariant = False
+    small_chunk = 256
 
     def __init__(
         self,

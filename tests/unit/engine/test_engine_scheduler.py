@@ -102,10 +102,39 @@ def test_the_threshold_cuts_prompts_only_while_others_decode() -> None:
     assert shape(scheduler_step(scheduler, runner)) == [("first", 16, 4)]
     for name in ("one", "two"):
         scheduler.add(request(name, [ord(name[0]) % VOCAB] * 10), seed=0)
-    assert shape(scheduler_step(scheduler, runner)) == [("first", 20, 1), ("one", 0, 4), ("two", 0, 4)]
-    assert shape(scheduler_step(scheduler, runner)) == [("first", 21, 1), ("one", 4, 4), ("two", 4, 4)]
+    assert shape(scheduler_step(scheduler, runner)) == [("first", 20, 1), ("one", 0, 4)]
+    assert shape(scheduler_step(scheduler, runner)) == [("first", 21, 1), ("one", 4, 4)]
+    assert shape(scheduler_step(scheduler, runner)) == [("first", 22, 1), ("one", 8, 2), ("two", 0, 2)]
+    assert shape(scheduler_step(scheduler, runner)) == [("first", 23, 1), ("one", 10, 1), ("two", 2, 4)]
     got = drain(scheduler, runner)
-    assert got["one"] == answer([ord("o") % VOCAB] * 10, 4)
+    assert got["two"] == answer([ord("t") % VOCAB] * 10, 4)
+
+
+def test_a_chunk_of_one_token_uses_the_threshold_up() -> None:
+    scheduler, runner = make_scheduler(budget=16, long_prefill_token_threshold=1), FakeRunner(64, 4)
+    scheduler.add(request("first", [1], max_tokens=30), seed=0)
+    scheduler_step(scheduler, runner)
+    for name in ("one", "two"):
+        scheduler.add(request(name, [2] * 4), seed=0)
+    for start in range(4):
+        assert shape(scheduler_step(scheduler, runner))[:2] == [("first", 1 + start, 1), ("one", start, 1)]
+        assert scheduler.num_waiting == (start < 3)
+
+
+@pytest.mark.parametrize("threshold", [0, 4])
+def test_an_urgent_prompt_does_not_wait_for_a_long_one(threshold: int) -> None:
+    """It comes in beside the other's next chunk and goes before it from then on; who decodes goes on in every step."""
+    scheduler = make_scheduler(budget=8, policy="priority", long_prefill_token_threshold=threshold)
+    runner, limit = FakeRunner(64, 4), threshold or 7
+    scheduler.add(request("first", [1], max_tokens=30, priority=5), seed=0)
+    scheduler_step(scheduler, runner)
+    scheduler.add(request("long", [3] * 60, priority=6), seed=0)
+    assert shape(scheduler_step(scheduler, runner)) == [("first", 1, 1), ("long", 0, limit)]
+    scheduler.add(request("urgent", [4] * 15, priority=1), seed=0)
+    assert shape(scheduler_step(scheduler, runner)) == [("first", 2, 1), ("long", limit, limit - 1), ("urgent", 0, 1)]
+    together = shape(scheduler_step(scheduler, runner))
+    assert together[:2] == [("urgent", 1, threshold or 6), ("first", 3, 1)]
+    assert [name for name, _, _ in together[2:]] == ([] if threshold else ["long"])
 
 
 def scheduler_step(scheduler: Scheduler, runner: FakeRunner) -> StepPlan:
