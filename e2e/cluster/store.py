@@ -73,9 +73,20 @@ class Seed:
         scratch.write_text(json.dumps(asdict(self), indent=1))
         scratch.rename(path)
 
+    def put(self, ref: str, image: SeedImage, folders: Mapping[str, str]) -> None:
+        """Take an image in, perhaps in place of another of its name. `folders` names those of its layers."""
+        self.images[ref] = image
+        self.folders |= folders
+        self.trim()
+
     def forget(self, ref: str) -> None:
         """Drop an image, and the layers that no other image has."""
         del self.images[ref]
+        self.trim()
+
+    def trim(self) -> None:
+        """Drop the layers of no image."""
+        # containerd collects a layer without an image some time after the image went; its folder must not be linked then.
         used = {layer for image in self.images.values() for layer in image.layers}
         self.folders = {layer: folder for layer, folder in self.folders.items() if layer in used}
 
@@ -87,8 +98,9 @@ def read_seed(layout: Layout) -> Seed:
         document = json.loads(path.read_text())
     except FileNotFoundError:
         return Seed()
-    images = {ref: SeedImage(**image) for ref, image in document["images"].items()}
-    return Seed(images, document["folders"])
+    seed = Seed({ref: SeedImage(**image) for ref, image in document["images"].items()}, document["folders"])
+    seed.trim()
+    return seed
 
 
 class Ctr:
@@ -214,14 +226,15 @@ def _import(ctr: Ctr, layout: Layout, item: Archive, seed: Seed) -> None:
             ctr("images", "tag", "--force", name, full)
             ctr("images", "remove", name)
         if full in item.refs:
-            seed.images[full] = _describe(ctr, layout, item, digest, seed)
+            seed.put(full, *_describe(ctr, layout, item, digest))
     lost = [ref for ref in item.refs if ref not in seed.images]
     if lost:
         found = sorted(set(ctr.images()) - before)
         raise UsageError(f"{item.path}: containerd imported {found or 'nothing'}, not {', '.join(lost)}")
 
 
-def _describe(ctr: Ctr, layout: Layout, item: Archive, digest: str, seed: Seed) -> SeedImage:
+def _describe(ctr: Ctr, layout: Layout, item: Archive, digest: str) -> tuple[SeedImage, dict[str, str]]:
+    """What was imported, and the folders of its layers."""
     blobs = layout.seed / "store" / BLOBS
     manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_bytes())
     indexes: list[str] = []
@@ -231,11 +244,11 @@ def _describe(ctr: Ctr, layout: Layout, item: Archive, digest: str, seed: Seed) 
         manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_bytes())
     config = json.loads((blobs / manifest["config"]["digest"].removeprefix("sha256:")).read_bytes())
     layers = archive.chain_ids(config["rootfs"]["diff_ids"])
-    seed.folders |= dict(zip(layers, _folders(ctr, layers[-1]), strict=True))
+    folders = dict(zip(layers, _folders(ctr, layers[-1]), strict=True))
     digests = [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
     unique = list(dict.fromkeys(entry.removeprefix("sha256:") for entry in digests))
     media_type = manifest.get("mediaType") or archive.OCI_MANIFEST
-    return SeedImage(item.identity, digest, media_type, layers, unique, time.time(), indexes)
+    return SeedImage(item.identity, digest, media_type, layers, unique, time.time(), indexes), folders
 
 
 def _folders(ctr: Ctr, top: str) -> list[str]:

@@ -73,6 +73,21 @@ def test_a_forgotten_image_takes_only_its_own_layers_along() -> None:
     assert seed.folders == {"base": "1", "two": "3"}
 
 
+def test_an_image_that_is_built_anew_under_its_name_leaves_no_layers_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """containerd collects them, and a node that is to link their folders does not start."""
+    seed = Seed({"q/a:1": image("base", "one")}, {"base": "1", "one": "2"})
+    seed.put("q/a:1", image("base", "other"), {"base": "1", "other": "5"})
+    assert seed.folders == {"base": "1", "other": "5"}
+    stale = Seed({"q/a:1": image("base")}, {"base": "1", "one": "2"})  # as an earlier version wrote it
+    monkeypatch.setattr("cluster.layout.MAX_BASE_LEN", 500)
+    layout = Layout(tmp_path)
+    layout.seed.mkdir()
+    stale.save(layout.seed / "seed.json")
+    assert store.read_seed(layout).folders == {"base": "1"}
+
+
 class DyingCtr:
     """A seed store's containerd whose caller is killed while it removes an image."""
 
