@@ -112,8 +112,10 @@ def dequantize_gguf(raw: Tensor, block_elements: int, block_bytes: int, out: Ten
 
 
 def pack_weight(weight: Tensor) -> None:
-    _ranks(weight, "weight", 2)
+    shape = _ranks(weight, "weight", 2)
     _check_float("weight", weight)
+    if min(shape) < 1:
+        _refuse(f"weight must have at least one row and one column, got shape {list(shape)}")
 
 
 def pack_gguf(raw: Tensor, num_bytes: int) -> None:

@@ -1,12 +1,16 @@
 """The C++ kernels for CPU tensors, as `quire_kernels.dispatch` wants them.
 
 The extension borrows tensors through DLPack's C exchange API: data, shape and strides, no copy. It checks shapes and
-types, then the values that could lead out of bounds (block ids, slots, positions), and raises `ArgumentError`. Importing this module fails where the extension is not built, or with `UnavailableError` where
-`QUIRE_CPU_ISA` asks for an instruction set this CPU lacks.
+types, then the values that could lead out of bounds (block ids, slots, positions), and raises `ArgumentError`.
+
+Importing this module fails where the extension is not built, or with `UnavailableError` where `QUIRE_CPU_ISA` asks for an
+instruction set that this CPU lacks, or on which its products are wrong. `FALLBACK` says which one was passed over for that, and
+is empty where none was.
 """
 
 from __future__ import annotations
 
+from quire_kernels import start_check
 from quire_kernels._cpu import (
     available_isas,
     dequantize_gguf,
@@ -29,6 +33,7 @@ from quire_kernels._cpu import (
 )
 
 __all__ = [
+    "FALLBACK",
     "NAME",
     "available_isas",
     "dequantize_gguf",
@@ -52,4 +57,4 @@ __all__ = [
 
 NAME = "cpu"
 
-isa()  # fails here, not in the first step, where QUIRE_CPU_ISA asks for what this CPU lacks
+FALLBACK = start_check.settle()  # here, not in the first step: nobody computes yet

@@ -1,7 +1,8 @@
 """A decoder-only model on the CPU as one plan: built once from packed weights, then one C++ call for a forward pass.
 
 Letters as in `quire_kernels.ops`, and L layers, R rows that are asked for, V tokens of the vocabulary. All arithmetic between
-the products is float32, and so are the hidden states and logits; the KV cache has any floating type. A sequence's results are the
+the products is float32, and so are the hidden states and logits; what a product makes of its input depends on the weight's format
+(`ops.packed_linear`). The KV cache has any floating type. A sequence's results are the
 same bit for bit whatever else is in the batch, however its prompt was chunked and with any number of threads, and a row of
 numbers that are not finite spoils no other row. Threads are those of `ops.set_num_threads`; between calls they sleep.
 
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 
 from quire_kernels.dispatch import PackedWeight, select
+from quire_kernels.formats import GgmlType, packed_format
 
-__all__ = ["DecoderPlan", "Expert", "Layer", "Model", "unavailable"]
+__all__ = ["DecoderPlan", "Expert", "Layer", "Model", "record_bytes", "step_bytes", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,10 @@ class Layer:
     """A block: grouped-query attention and a gated MLP, or experts in its place. With E = (Hq + 2 Hkv) * D:
 
     qkv [E, H], o [H, Hq * D], gate_up [2I, H], down [H, I]  packed weights; *_bias [outputs] float32
-    router                       [experts, H] packed as f32 or f16; with it and `experts` there is no gate_up and no down
+    router                       [experts, H] packed as f32 or f16; there with `experts`, in place of gate_up, down and their biases
     attn_norm, mlp_norm          [H] float32, of the input of each half; None: the half reads the residual as it is
     attn_out_norm, mlp_out_norm  [H] float32, of what each half answers, before it is added to the residual
-    q_norm, k_norm               [D] or [Hq * D] and [Hkv * D] float32, as `Model.qk_norm` says
+    q_norm, k_norm               [D] or [Hq * D] and [Hkv * D] float32, as `Model.qk_norm` says; None where that is none
     cos, sin                     [P, rotated / 2] float32, contiguous, see `ops.rope`; None: this layer rotates nothing
     window                       see `ops.paged_attention`
     """
@@ -77,7 +79,7 @@ class Model:
     attention_softcap  see `ops.paged_attention`; logit_softcap: logits x become cap * tanh(x / cap); 0: they stay
     embedding_scale    factor of the token embeddings
     experts_per_token  of the layers' experts (as many in each): those with the largest softmax of the router; their answers are
-                       added up with these shares, which normalise_experts makes sum up to 1
+                       added up with these shares, which normalise_experts makes sum up to 1. 0 where there are no experts
     """
 
     hidden_size: int
@@ -108,6 +110,22 @@ def unavailable() -> str:
     if selection.kernels.NAME == "cpu":
         return ""
     return selection.reason or "QUIRE_KERNELS asks for the torch reference"
+
+
+def record_bytes(kind: GgmlType | str, columns: int) -> int:
+    """What a step keeps of each row that is multiplied with a weight of such a format or GGUF type and K = columns, beside the row:
+    0 where the instruction set in use multiplies it as it is."""
+    from quire_kernels import _cpu
+
+    return _cpu.record_bytes(packed_format(kind), columns)
+
+
+def step_bytes(num_heads: int, num_kv_heads: int, head_size: int, num_experts: int, longest: int) -> int:
+    """The most that steps take whatever their tokens, on the threads that there are now and for contexts of up to `longest`
+    tokens: each thread's scratch, partial results of attention, lists of experts."""
+    from quire_kernels import _cpu
+
+    return _cpu.step_bytes(num_heads, num_kv_heads, head_size, num_experts, longest)
 
 
 class DecoderPlan:
@@ -159,6 +177,11 @@ class DecoderPlan:
             hidden,
         )
         return hidden
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Of the memory that its steps work in: as much as the largest of them so far took."""
+        return self._plan.workspace_bytes
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] float32 of hidden states [R, H] float32."""

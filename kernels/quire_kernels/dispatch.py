@@ -98,7 +98,7 @@ class Kernels(Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """The implementation that serves a device type. `reason` is empty unless it is a fallback."""
+    """The implementation that serves a device type. `reason` is empty unless it, or its instruction set, is a fallback."""
 
     kernels: Kernels
     reason: str = ""
@@ -116,21 +116,22 @@ def select(device_type: str) -> Selection:
                 f"{CHOICE_VARIABLE}=cpu cannot serve tensors on {device_type}; unset it or move them"
             )
         try:
-            return Selection(_load_cpu())
+            return _load_cpu()
         except ImportError as error:
             raise UnavailableError(f"{CHOICE_VARIABLE}=cpu: {_unbuilt(error)}") from error
     if choice:
         raise UnavailableError(f"{CHOICE_VARIABLE} must be ref or cpu, got {choice!r}")
     if device_type == "cpu":
         try:
-            return Selection(_load_cpu())
+            return _load_cpu()
         except ImportError as error:
             return _fall_back(_unbuilt(error))
     return _fall_back(f"there are no kernels for {device_type} yet")
 
 
-def _load_cpu() -> Kernels:
-    return cast(Kernels, importlib.import_module("quire_kernels.cpu"))
+def _load_cpu() -> Selection:
+    module = importlib.import_module("quire_kernels.cpu")
+    return Selection(cast(Kernels, module), module.FALLBACK)
 
 
 def _unbuilt(error: ImportError) -> str:

@@ -53,6 +53,14 @@ _PACKED_BLOCK_BYTES: dict[GgmlType | str, int] = {
     GgmlType.Q6_K: 36,
 }
 _PLAIN = {GgmlType.F32: "f32", GgmlType.F16: "f16", GgmlType.BF16: "bf16"}
+_FOUR_BITS = (GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q4_K)
+
+
+def packed_format(kind: GgmlType | str) -> str:
+    """Which of PACKED_FORMATS blocks of a GGUF type become; a format stays what it is."""
+    if not isinstance(kind, GgmlType):
+        return kind
+    return _PLAIN.get(kind) or ("q4" if kind in _FOUR_BITS else "q8")
 
 
 def packed_bytes(kind: GgmlType | str, rows: int, cols: int) -> int:

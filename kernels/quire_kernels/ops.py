@@ -212,7 +212,7 @@ def dequantize_gguf(raw: Tensor, ggml_type: int, num_elements: int, dtype: torch
 def pack_weight(weight: Tensor, format: str) -> PackedWeight:
     """Lay a weight out for `packed_linear`.
 
-    weight  [N, K]
+    weight  [N, K], at least 1 of each
     format  f32, f16, bf16   the numbers, rounded to nearest
             q8               8 bits: blocks of 32 along K share a float16 scale of max|weight| / 127
             q4               4 bits: blocks of 32 along K share a float16 scale and minimum, those of the least squared

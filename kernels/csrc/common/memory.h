@@ -43,6 +43,7 @@ class Scratch {
     return memory_.get();
   }
   T* get() const { return memory_.get(); }
+  int64_t num_bytes() const { return size_ * int64_t(sizeof(T)); }
 
  private:
   Memory<T> memory_;

@@ -31,6 +31,10 @@ class Routing {
   // sum += the answers [slots][width] of a row's experts times their shares, in the order in which they were chosen.
   void combine(int64_t row, const float* answers, int64_t width, float* sum) const;
 
+  int64_t num_bytes() const {
+    return int64_t(4 * (experts_.size() + shares_.size() + slots_.size() + rows_.size() + starts_.size()));
+  }
+
  private:
   const int64_t num_experts_, chosen_;
   const bool normalise_;
@@ -69,6 +73,8 @@ class ExpertItems {
     ProductCut cut;
   };
   const Cut& of(int32_t item) const;
+
+  int64_t num_bytes() const { return int64_t(cuts_.capacity() * sizeof(Cut)); }
 
  private:
   std::vector<Cut> cuts_;

@@ -78,11 +78,16 @@ void DecoderStep::multiply(const Operation& operation, int32_t item, const Linea
                 {out, weight.rows(), linear.bias_or_null(), add}, {operation.chunk, operation.block, 0}, item);
 }
 
+// Of a row that a product with the weight reads; 0: it reads the row itself.
+int64_t DecoderStep::record_bytes(const Linear& linear) const {
+  return isa_.packed->record_bytes(linear.weight->input(), linear.weight->cols());
+}
+
 // The record of row `index` of x for the product with a weight.
 void DecoderStep::prepare(const Linear& linear, const float* x, int64_t index) const {
   const InputKind kind = linear.weight->input();
-  const int64_t cols = linear.weight->cols();
-  if (kind != InputKind::plain) isa_.packed->prepare_row(kind, x + index * cols, cols, work_.records + index * record_bytes(kind, cols));
+  const int64_t cols = linear.weight->cols(), record = record_bytes(linear);
+  if (record > 0) isa_.packed->prepare_row(kind, x + index * cols, cols, work_.records + index * record);
 }
 
 // residual: null, or the row that x is added to first.
@@ -177,7 +182,7 @@ void DecoderStep::multiply_expert(const DecoderLayer& layer, const ExpertItems& 
   const PackedWeight& weight = *linear.weight;
   const int64_t first = work_.routing.first_slot(expert), rows = work_.routing.first_slot(expert + 1) - first;
   multiply_item(isa_, weight,
-                {x + first * weight.cols(), weight.cols(), rows, work_.records + first * record_bytes(weight.input(), weight.cols())},
+                {x + first * weight.cols(), weight.cols(), rows, work_.records + first * record_bytes(linear)},
                 {out + first * weight.rows(), weight.rows(), linear.bias_or_null(), false}, cut, item - first_item);
 }
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <string>
+#include <utility>
 
+#include "common/checks.h"
 #include "common/error.h"
 #include "common/pool.h"
 
@@ -15,9 +17,27 @@ void require(bool holds, const std::string& message) {
 }
 
 void check_weight(const std::string& name, const PackedWeight* weight, int64_t rows, int64_t cols) {
-  require(weight != nullptr && weight->rows() == rows && weight->cols() == cols,
-          name + " must have shape [" + std::to_string(rows) + ", " + std::to_string(cols) + "]" +
-              (weight ? ", got [" + std::to_string(weight->rows()) + ", " + std::to_string(weight->cols()) + "]" : ""));
+  const auto shape = [](int64_t n, int64_t k) {
+    const int64_t sizes[] = {n, k};
+    return list_of(sizes, 2);
+  };
+  require(weight != nullptr, name + " must be a PackedWeight of shape " + shape(rows, cols));
+  require(weight->rows() == rows && weight->cols() == cols,
+          name + " must have shape " + shape(rows, cols) + ", got " + shape(weight->rows(), weight->cols()));
+}
+
+void check_size(const char* name, int64_t size) {
+  require(size >= 1, std::string(name) + " must be 1 or more, got " + std::to_string(size));
+}
+
+// What a model of this kind would not look at.
+void check_absent(const std::string& name, bool absent, const std::string& where) {
+  require(absent, name + " must be None where " + where);
+}
+
+void check_absent(const std::string& name, const Linear& linear, const std::string& where) {
+  check_absent(name, linear.weight == nullptr, where);
+  check_absent(name + "_bias", linear.bias.empty(), where);
 }
 
 void check_vector(const std::string& name, const std::vector<float>& values, int64_t size, bool optional = true) {
@@ -30,6 +50,7 @@ void check_linear(const std::string& name, const Linear& linear, int64_t rows, i
   check_vector(name + "_bias", linear.bias, rows);
 }
 
+// Of a layer or of one of its experts.
 void check_mlp(const std::string& at, const Linear& gate_up, const Linear& down, const DecoderModel& m) {
   check_linear(at + "gate_up", gate_up, 2 * m.intermediate_size, m.hidden_size);
   check_linear(at + "down", down, m.hidden_size, m.intermediate_size);
@@ -37,6 +58,8 @@ void check_mlp(const std::string& at, const Linear& gate_up, const Linear& down,
 
 // Records of all experts' rows lie side by side, so they are of one kind.
 void check_experts(const std::string& at, const DecoderLayer& layer, const DecoderModel& m) {
+  for (const auto& [name, linear] : {std::pair("gate_up", &layer.gate_up), std::pair("down", &layer.down)})
+    check_absent(at + name, *linear, "there are experts");
   check_linear(at + "router", layer.router, m.num_experts, m.hidden_size);
   require(layer.router.weight->input() == InputKind::plain, at + "router must be f32 or f16");
   const Expert& first = layer.experts.front();
@@ -50,16 +73,28 @@ void check_experts(const std::string& at, const DecoderLayer& layer, const Decod
   }
 }
 
+void check_qk_norm(const std::string& name, const Norm& norm, const DecoderModel& m, int64_t all_heads) {
+  if (m.qk_norm == QkNorm::none) return check_absent(name, norm.empty(), "qk_norm is none");
+  check_vector(name, norm, m.qk_norm == QkNorm::whole ? all_heads : m.head_size, false);
+}
+
 DecoderModel checked(DecoderModel m) {
+  check_size("hidden_size", m.hidden_size);
+  check_size("intermediate_size", m.intermediate_size);
+  check_size("vocab_size", m.vocab_size);
   require(m.num_kv_heads >= 1 && m.num_heads >= 1 && m.num_heads % m.num_kv_heads == 0,
           "num_heads is " + std::to_string(m.num_heads) + ", which is not a multiple of num_kv_heads " +
               std::to_string(m.num_kv_heads));
   require(m.head_size >= 1 && m.head_size <= 512, "head_size must be between 1 and 512, got " + std::to_string(m.head_size));
   require(!m.layers.empty(), "layers must not be empty");
   m.num_experts = int64_t(m.layers.front().experts.size());
-  require(m.num_experts == 0 || (m.experts_per_token >= 1 && m.experts_per_token <= m.num_experts),
-          "experts_per_token must be between 1 and the " + std::to_string(m.num_experts) + " experts, got " +
-              std::to_string(m.experts_per_token));
+  if (m.num_experts == 0)
+    require(m.experts_per_token == 0,
+            "experts_per_token must be 0 where there are no experts, got " + std::to_string(m.experts_per_token));
+  else
+    require(m.experts_per_token >= 1 && m.experts_per_token <= m.num_experts,
+            "experts_per_token must be between 1 and the " + std::to_string(m.num_experts) + " experts, got " +
+                std::to_string(m.experts_per_token));
   check_weight("embed", m.embed, m.vocab_size, m.hidden_size);
   check_weight("head", m.head, m.vocab_size, m.hidden_size);
   check_vector("norm", m.norm, m.hidden_size, false);
@@ -71,14 +106,18 @@ DecoderModel checked(DecoderModel m) {
                                                                 std::to_string(layer.experts.size()));
     check_linear(at + "qkv", layer.qkv, m.qkv_size(), m.hidden_size);
     check_linear(at + "o", layer.o, m.hidden_size, m.q_size());
-    layer.experts.empty() ? check_mlp(at, layer.gate_up, layer.down, m) : check_experts(at, layer, m);
+    if (layer.experts.empty()) {
+      check_mlp(at, layer.gate_up, layer.down, m);
+      check_absent(at + "router", layer.router, "there are no experts");
+    } else {
+      check_experts(at, layer, m);
+    }
     check_vector(at + "attn_norm", layer.attn_norm, m.hidden_size);
     check_vector(at + "attn_out_norm", layer.attn_out_norm, m.hidden_size);
     check_vector(at + "mlp_norm", layer.mlp_norm, m.hidden_size);
     check_vector(at + "mlp_out_norm", layer.mlp_out_norm, m.hidden_size);
-    const bool whole = m.qk_norm == QkNorm::whole;
-    check_vector(at + "q_norm", layer.q_norm, whole ? m.q_size() : m.head_size, m.qk_norm == QkNorm::none);
-    check_vector(at + "k_norm", layer.k_norm, whole ? m.kv_size() : m.head_size, m.qk_norm == QkNorm::none);
+    check_qk_norm(at + "q_norm", layer.q_norm, m, m.q_size());
+    check_qk_norm(at + "k_norm", layer.k_norm, m, m.kv_size());
     require(2 * layer.rope.half <= m.head_size, at + "cos has " + std::to_string(layer.rope.half) +
                                                     " columns, more than half of the head size " + std::to_string(m.head_size));
     require(layer.window >= 0, at + "window must be 0 (none) or more, got " + std::to_string(layer.window));
@@ -91,25 +130,30 @@ DecoderModel checked(DecoderModel m) {
 DecoderPlan::DecoderPlan(DecoderModel model) : model_(checked(std::move(model))) {}
 
 // Sizes are powers of two, so that steps of many lengths allocate a few times only.
-Workspace& DecoderPlan::workspace(int64_t tokens) {
-  if (!workspace_ || workspace_->max_tokens < tokens) {
+Workspace& DecoderPlan::workspace(const Isa& isa, int64_t tokens) {
+  if (!workspace_ || workspace_->max_tokens < tokens || workspace_->packed != isa.packed) {
     workspace_.reset();
-    workspace_ = std::make_unique<Workspace>(model_, int64_t(std::bit_ceil(uint64_t(tokens))));
+    workspace_ = std::make_unique<Workspace>(model_, *isa.packed, int64_t(std::bit_ceil(uint64_t(tokens))));
   }
   return *workspace_;
 }
 
 void DecoderPlan::forward(const Isa& isa, const StepInput& input) {
   const std::lock_guard lock(mutex_);
-  DecoderStep(model_, isa, workspace(input.num_tokens), input).run();
+  DecoderStep(model_, isa, workspace(isa, input.num_tokens), input).run();
+}
+
+int64_t DecoderPlan::workspace_bytes() {
+  const std::lock_guard lock(mutex_);
+  return workspace_ ? workspace_->num_bytes() : 0;
 }
 
 void DecoderPlan::logits(const Isa& isa, const float* hidden, int64_t rows, float* out) {
   const std::lock_guard lock(mutex_);
-  const Workspace& work = workspace(1);
+  const Workspace& work = workspace(isa, 1);
   const PackedWeight& head = *model_.head;
   const InputKind kind = head.input();
-  const int64_t width = model_.hidden_size, record = record_bytes(kind, width);
+  const int64_t width = model_.hidden_size, record = isa.packed->record_bytes(kind, width);
   for (int64_t done = 0; done < rows; done += work.max_tokens) {  // as many rows at a time as there are records
     const int64_t count = std::min(rows - done, work.max_tokens);
     const float* x = hidden + done * width;
@@ -126,7 +170,7 @@ void DecoderPlan::logits(const Isa& isa, const float* hidden, int64_t rows, floa
       int64_t record;
     } context{isa, model_, {x, width, count, work.records}, {to, model_.vocab_size, nullptr, false}, cut, work.records, record};
     Program program;
-    program.counts = {kind == InputKind::plain ? 0 : int32_t(count), int32_t(cut.items),
+    program.counts = {record > 0 ? int32_t(count) : 0, int32_t(cut.items),
                       model_.logit_softcap > 0 ? int32_t(count) : 0};
     program.context = &context;
     program.run = [](void* pointer, int32_t operation, int32_t item, int) noexcept {

@@ -20,8 +20,11 @@ class DecoderPlan {
   // hidden [rows][hidden_size] to out [rows][vocab_size].
   void logits(const Isa& isa, const float* hidden, int64_t rows, float* out);
 
+  // Of the memory that calls work in, which grows with the largest step so far.
+  int64_t workspace_bytes();
+
  private:
-  Workspace& workspace(int64_t tokens);
+  Workspace& workspace(const Isa& isa, int64_t tokens);
 
   const DecoderModel model_;
   std::unique_ptr<Workspace> workspace_;  // of the largest step so far

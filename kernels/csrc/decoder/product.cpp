@@ -33,7 +33,7 @@ void multiply_item(const Isa& isa, const PackedWeight& weight, const LinearInput
   const int64_t first_row = item % blocks * cut.rows, first_panel = item / blocks * cut.panels;
   LinearInput part = input;
   part.x += first_row * input.stride;
-  part.records += first_row * record_bytes(weight.input(), weight.cols());
+  part.records += first_row * isa.packed->record_bytes(weight.input(), weight.cols());
   part.num_rows = std::min<int64_t>(cut.rows, input.num_rows - first_row);
   LinearOutput to = output;
   to.out += first_row * output.stride;

@@ -101,7 +101,7 @@ void DecoderStep::plan_layer(int32_t layer, int64_t& rows) {
     rows = int64_t(kept_.size());
     add({Kind::keep, layer, int32_t(rows), 0, 0}, 1);
   }
-  if (weights.o.weight->input() != InputKind::plain) add_rows(Kind::attended, layer, rows, model_.q_size());
+  if (record_bytes(weights.o) > 0) add_rows(Kind::attended, layer, rows, model_.q_size());
   add_product(Kind::o, layer, rows, *weights.o.weight);
   add_rows(Kind::middle, layer, rows, model_.hidden_size);
   weights.experts.empty() ? plan_mlp(layer, rows) : plan_experts(layer, rows);

@@ -76,6 +76,7 @@ class DecoderStep {
   template <class Body>
   void for_rows(const Operation& operation, int32_t item, const Body& body) const;
   void multiply(const Operation& operation, int32_t item, const Linear& linear, const float* x, float* out, bool add) const;
+  int64_t record_bytes(const Linear& linear) const;
   void prepare(const Linear& linear, const float* x, int64_t index) const;
   void norm(const float* x, float* residual, const Norm& weight, float* out) const;
   float* half_out(const Norm& own) const;

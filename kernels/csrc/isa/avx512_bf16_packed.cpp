@@ -11,6 +11,6 @@ static void multiply(const PackedMatrix& m, const LinearInput& input, int64_t fi
   QUIRE_ISA::multiply_bf16(m, input, first, last, output);
 }
 
-const PackedKernels kAvx512Bf16Packed = {QUIRE_ISA::prepare_row, multiply};
+const PackedKernels kAvx512Bf16Packed = {QUIRE_ISA::prepare_row, multiply, QUIRE_ISA::kMultipliesBf16};
 
 }  // namespace quire

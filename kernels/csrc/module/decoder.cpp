@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "common/checks.h"
+#include "common/pool.h"
 #include "decoder/plan.h"
 #include "module/bindings.h"
 #include "module/dlpack.h"
@@ -38,8 +39,10 @@ struct ModelReader {
     return {tensor.as<float>(), tensor.as<float>() + tensor.shape[0]};
   }
 
+  // None: null; where there must be one is checked with the model.
   const PackedWeight* weight(nb::handle from, const char* name) {
     nb::object value = nb::getattr(from, name);
+    if (value.is_none()) return nullptr;
     const PackedWeight* result = nullptr;
     if (!nb::try_cast(value, result) || result == nullptr) refuse(std::string(name) + " must be a PackedWeight");
     owners.push_back(std::move(value));
@@ -68,12 +71,9 @@ struct ModelReader {
     result.o = linear(from, "o");
     for (nb::handle each : nb::getattr(from, "experts"))
       result.experts.push_back({linear(each, "gate_up"), linear(each, "down")});
-    if (result.experts.empty()) {
-      result.gate_up = linear(from, "gate_up");
-      result.down = linear(from, "down");
-    } else {
-      result.router.weight = weight(from, "router");
-    }
+    result.gate_up = linear(from, "gate_up");
+    result.down = linear(from, "down");
+    result.router.weight = weight(from, "router");
     result.attn_norm = numbers(from, "attn_norm");
     result.attn_out_norm = numbers(from, "attn_out_norm");
     result.mlp_norm = numbers(from, "mlp_norm");
@@ -128,6 +128,17 @@ struct OwnedPlan {
   std::vector<nb::object> owners;
   DecoderPlan plan;
 };
+
+int64_t step_bytes(int num_heads, int num_kv_heads, int head_size, int64_t num_experts, int64_t longest) {
+  if (num_kv_heads < 1 || num_heads < num_kv_heads || head_size < 1 || num_experts < 0 || longest < 0)
+    refuse("num_heads, num_kv_heads and head_size must be 1 or more, num_experts and longest 0 or more");
+  DecoderModel model;
+  model.num_heads = num_heads;
+  model.num_kv_heads = num_kv_heads;
+  model.head_size = head_size;
+  model.num_experts = num_experts;
+  return Workspace::bytes_beside_tokens(model, longest, num_threads());
+}
 
 std::vector<Tensor> borrow_caches(nb::handle list, const char* name) {
   std::vector<Tensor> caches;
@@ -187,7 +198,10 @@ void bind_decoder(nb::module_& module) {
   nb::class_<OwnedPlan>(module, "DecoderPlan")
       .def(nb::init<nb::handle>(), nb::arg("model"))
       .def("forward", &forward)
-      .def("logits", &logits);
+      .def("logits", &logits)
+      .def_prop_ro("workspace_bytes", [](OwnedPlan& self) { return self.plan.workspace_bytes(); });
+  module.def("step_bytes", &step_bytes, nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_size"),
+             nb::arg("num_experts"), nb::arg("longest"));
 }
 
 }  // namespace quire

@@ -42,6 +42,8 @@ std::string format_name(const PackedWeight& weight) {
 std::unique_ptr<PackedWeight> call_pack_weight(nb::handle weight, const std::string& format) {
   const Tensor from = borrow(weight, 2, "weight");
   check_float({"weight", from, 2});
+  if (from.shape[0] < 1 || from.shape[1] < 1)
+    refuse("weight must have at least one row and one column, got shape " + list_of(from.shape, 2));
   const Format to = format_of(format);
   const nb::gil_scoped_release release;
   return pack(from, to);
@@ -58,6 +60,12 @@ std::unique_ptr<PackedWeight> call_pack_gguf(nb::list parts, int64_t cols) {
   }
   const nb::gil_scoped_release release;
   return pack_gguf(list, cols);
+}
+
+int64_t row_record_bytes(const std::string& format, int64_t cols) {
+  PackedMatrix like;
+  like.format = format_of(format);
+  return current_isa().packed->record_bytes(like.input(), cols);
 }
 
 const PackedWeight& weight_of(nb::handle packed) {
@@ -100,6 +108,7 @@ void bind_packed(nb::module_& m) {
   m.def("pack_gguf", &call_pack_gguf);
   m.def("packed_linear", &call_packed_linear, nb::arg("x"), nb::arg("packed"), nb::arg("bias").none(), nb::arg("out"));
   m.def("unpack_weight", &call_unpack_weight);
+  m.def("record_bytes", &row_record_bytes, nb::arg("format"), nb::arg("cols"));
 }
 
 }  // namespace quire

@@ -55,15 +55,16 @@ struct PackedMatrix {
 // One row, quantised in blocks of 32: {int8 quant[32 b], float scale[b], float sum[b], int32 total[b], int32 half[2 b]}
 // with b blocks. quant = x / scale rounded to nearest even, scale = max|x| / 127; total and half are sums of quants (of 32
 // and of 16), sum = scale * total. A block that holds a NaN or an infinity has scale and sum NaN, and so has the result.
-// bf16: {bfloat16 x[cols rounded up to 2]}, used only where the instruction set multiplies bfloat16 pairs.
+// bf16: {bfloat16 x[cols rounded up to 2]}, made only where the instruction set multiplies bfloat16 pairs
+// (PackedKernels::record_bytes).
 QUIRE_SHARED_INLINE constexpr int64_t record_bytes(InputKind kind, int64_t cols) {
   if (kind == InputKind::plain) return 0;
   if (kind == InputKind::bf16) return (cols * 2 + 63) / 64 * 64;
   return (blocks_of(cols) * (kQuantBlock + 20) + 63) / 64 * 64;
 }
 
-// The input of a product: num_rows rows of x, `stride` floats apart, and their records, record_bytes(kind, cols) apart
-// (64-byte aligned). Made once, it serves every weight of the same kind.
+// The input of a product: num_rows rows of x, `stride` floats apart, and their records, as many bytes apart as the table of
+// kernels says (64-byte aligned). Made once, it serves every weight of the same kind.
 struct LinearInput {
   const float* x = nullptr;
   int64_t stride = 0, num_rows = 0;
@@ -81,12 +82,18 @@ struct LinearOutput {
 // One table per instruction set. The additions of an output happen in one order that depends on the format and on cols alone:
 // a row's result is the same bit for bit whatever rows, panels and threads share the call.
 struct PackedKernels {
-  // Make the record of one row; nothing to do for InputKind::plain.
+  // Make the record of one row, where there are records of this kind.
   void (*prepare_row)(InputKind kind, const float* x, int64_t cols, uint8_t* record);
   // out = x W^T for all rows of the input and the outputs of the panels [first, last). output.out and bias belong to the
   // matrix's output 0.
   void (*multiply)(const PackedMatrix& matrix, const LinearInput& input, int64_t first, int64_t last,
                    const LinearOutput& output);
+  bool multiplies_bf16 = false;  // else products with bf16 weights read the rows as they are
+
+  // Of one row; 0: there are none.
+  QUIRE_SHARED_INLINE int64_t record_bytes(InputKind kind, int64_t cols) const {
+    return kind == InputKind::bf16 && !multiplies_bf16 ? 0 : quire::record_bytes(kind, cols);
+  }
 };
 
 extern const PackedKernels kPortablePacked;

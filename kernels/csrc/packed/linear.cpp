@@ -38,7 +38,7 @@ void packed_linear(const PackedKernels& kernels, const Tensor& x, const PackedWe
   const int threads = int(std::min<double>(num_threads(), 1 + us / kThreadUs));
 
   const InputKind kind = weight.input();
-  const int64_t record = record_bytes(kind, weight.cols());
+  const int64_t record = kernels.record_bytes(kind, weight.cols());
   if (record > 0) {
     uint8_t* records = scratch(input.num_rows * record);
     input.records = records;

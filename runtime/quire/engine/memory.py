@@ -155,7 +155,7 @@ def plan(
 
 def activation_bytes(facts: ModelFacts, config: EngineConfig, footprint: Footprint) -> int:
     """The widest moment of a step of the full budget, and sampling."""
-    step = config.max_num_batched_tokens * footprint.activations_per_token
+    step = config.max_num_batched_tokens * footprint.activations_per_token + footprint.activations_per_step
     return step + sampling_bytes(facts, config, footprint.logit)
 
 

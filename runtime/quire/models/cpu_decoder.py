@@ -50,18 +50,19 @@ class PlanBuilder:
         reader, shapes = _Reader(self._checkpoint, precision, d), d.parameters()
         small = [4 * shape[0] for shape in shapes.values() if len(shape) == 1]
         small += [ops.packed_bytes("f32", *shapes[name]) for name in _routers(d)]
-        weights, peak = sum(small), 0
+        slots = d.experts_per_token if d.num_experts else 1  # rows of the MLP for each token
+        weights, peak, records = sum(small), 0, 0
         for matrix in _matrices(d):
             size = reader.num_bytes(*matrix)
             weights += size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE
             peak = max(peak, weights + reader.reading_bytes(*matrix))
-        slots = d.experts_per_token if d.num_experts else 1  # rows of the MLP for each token
-        inner, sorted_rows = slots * d.intermediate_size, slots * d.hidden_size if d.num_experts else 0
-        inputs = max(d.hidden_size, d.q_size, inner, sorted_rows)
+            records = max(records, (slots if ".experts." in matrix[0] else 1) * reader.record_bytes(*matrix))
+        inner = slots * d.intermediate_size
         wide = max(d.q_size + 2 * d.kv_size, 2 * inner, d.num_experts)
         rows = 3 * d.hidden_size + wide + max(d.q_size, inner)
-        per_token = 4 * (rows + sorted_rows + 4 * slots) + 2 * inputs
-        return Footprint(weights, per_token, 4, max(peak - weights, 0))
+        routing = slots * (d.hidden_size + 4) if d.num_experts else 0
+        beside = kernels.step_bytes(d.num_heads, d.num_kv_heads, d.head_size, d.num_experts, d.max_model_len)
+        return Footprint(weights, 4 * (rows + routing) + records, 4, max(peak - weights, 0), beside)
 
     def load(self, precision: Precision, num_positions: int) -> CPUDecoder:
         return CPUDecoder(self._description, self._checkpoint, precision, num_positions)
@@ -165,6 +166,11 @@ class _Reader:
             )
         rows, cols = self._stacked(parameters)
         return ops.packed_bytes(self._format(parameters), rows, cols)
+
+    def record_bytes(self, *parameters: str) -> int:
+        """Of each row that is multiplied with such a matrix, beside the row."""
+        types = self._types(parameters)
+        return kernels.record_bytes(types[0] if types else self._format(parameters), self._stacked(parameters)[1])
 
     def reading_bytes(self, *parameters: str) -> int:
         """Memory that is held beside such a matrix while it is packed."""

@@ -88,12 +88,14 @@ class ModelFacts(Protocol):
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes of a loaded model: all weights, second copies included; the widest moment of a step, for one token of the batch,
-    logits not counted; one logit; and what is held beside the weights at most while they are read."""
+    logits not counted; one logit; what is held beside the weights at most while they are read; and what a step takes at most
+    whatever its tokens, on the threads that there are."""
 
     weights: int
     activations_per_token: int
     logit: int
     loading: int
+    activations_per_step: int = 0
 
 
 class Executor(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.models.executor import Batch, Executor, allocate_kv_pool
+from quire.models.executor import Batch, Executor, Footprint, KVPool, ModelFacts, allocate_kv_pool
 from quire.models.loader import Builder, NativeModel, inspect
 from quire.models.precision import Precision
 from quire.models.source import resolve
@@ -96,21 +96,37 @@ def step_bytes(folder: Path, num_tokens: int = 200) -> tuple[int, int]:
         builder = model.on(CPU)
     precision = Precision.of(torch.float32)
     executor, footprint = builder.load(precision, num_tokens), builder.footprint(precision)
-    blocks = -(-num_tokens // BLOCK_SIZE)
-    pool = allocate_kv_pool(model.description, blocks, BLOCK_SIZE, torch.float32, CPU)
-    positions = torch.arange(num_tokens)
+    batch, pool = _newest(model.description, num_tokens, num_tokens)
+    with PeakMemory() as peak:
+        executor.forward(batch, pool)
+    return peak.most, num_tokens * footprint.activations_per_token + footprint.activations_per_step
+
+
+def plan_bytes(model: NativeModel, precision: Precision, num_tokens: int, context: int) -> tuple[int, Footprint]:
+    """Bytes of the CPU plan's work space after a step of the newest tokens of a sequence of `context`, and its footprint."""
+    builder = model.plan()
+    executor = builder.load(precision, context)
+    executor.forward(*_newest(model.description, num_tokens, context))
+    return executor._plan.workspace_bytes, builder.footprint(precision)
+
+
+def _newest(facts: ModelFacts, num_tokens: int, context: int) -> tuple[Batch, KVPool]:
+    """A step of the newest tokens of a sequence, and a pool that holds it."""
+    blocks = -(-context // BLOCK_SIZE)
+    pool = allocate_kv_pool(facts, blocks, BLOCK_SIZE, torch.float32, CPU)
+    for cache in (*pool.keys, *pool.values):
+        cache.zero_()
+    positions = torch.arange(context - num_tokens, context)
     batch = Batch(
         token_ids=positions % VOCAB,
         positions=positions,
         slot_mapping=positions,
         block_tables=torch.arange(blocks, dtype=torch.int32).view(1, -1),
         query_start=torch.tensor([0, num_tokens], dtype=torch.int32),
-        context_lens=torch.tensor([num_tokens], dtype=torch.int32),
+        context_lens=torch.tensor([context], dtype=torch.int32),
         logit_rows=torch.tensor([num_tokens - 1]),
     )
-    with PeakMemory() as peak:
-        executor.forward(batch, pool)
-    return peak.most, num_tokens * footprint.activations_per_token
+    return batch, pool
 
 
 @dataclass(frozen=True)

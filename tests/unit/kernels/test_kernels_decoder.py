@@ -17,8 +17,8 @@ import torch
 import plan_cases
 from kernel_cases import run_alone
 from plan_cases import BLOCK, POSITIONS, VOCAB, Pool, Shape, model, run
-from quire_kernels import ops
-from quire_kernels.decoder import DecoderPlan
+from quire_kernels import cpu, ops
+from quire_kernels.decoder import DecoderPlan, record_bytes, step_bytes
 
 FORMATS = ["f32", "bf16", "q8", "q4"]
 SHAPES = [Shape(), Shape(experts=5)]
@@ -186,6 +186,12 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
     ({"embed": torch.zeros(61, 48)}, "embed must be a PackedWeight"),
     ({"layers": []}, "layers must not be empty"),
     ({"head_size": 513}, "head_size must be between 1 and 512, got 513"),
+    ({"hidden_size": 0}, "hidden_size must be 1 or more, got 0"),
+    ({"intermediate_size": 0}, "intermediate_size must be 1 or more, got 0"),
+    ({"intermediate_size": -40}, "intermediate_size must be 1 or more, got -40"),
+    ({"vocab_size": 0}, "vocab_size must be 1 or more, got 0"),
+    ({"head": None}, r"head must be a PackedWeight of shape \[61, 48\]"),
+    ({"experts_per_token": 1}, "experts_per_token must be 0 where there are no experts, got 1"),
 ]
 
 
@@ -197,8 +203,13 @@ def test_a_model_whose_parts_do_not_fit_is_refused(changes: dict[str, Any], mess
 
 def test_a_layer_whose_parts_do_not_fit_is_refused() -> None:
     good = model()
+    router = ops.pack_weight(torch.zeros(5, 48), "f32")
     for changes, message in (
         ({"o": good.layers[0].down}, r"layers\[1\].o must have shape \[48, 48\], got \[48, 40\]"),
+        ({"gate_up": None}, r"layers\[1\].gate_up must be a PackedWeight of shape \[80, 48\]"),
+        ({"router": router}, r"layers\[1\].router must be None where there are no experts"),
+        ({"q_norm": torch.ones(8)}, r"layers\[1\].q_norm must be None where qk_norm is none"),
+        ({"k_norm": torch.ones(8)}, r"layers\[1\].k_norm must be None where qk_norm is none"),
         ({"down_bias": torch.zeros(3)}, r"layers\[1\].down_bias must have 48 numbers, got 3"),
         ({"window": -1}, r"layers\[1\].window must be 0"),
         ({"sin": torch.zeros(3, 4)}, r"sin must have shape \[200, 4\], got \[3, 4\]"),
@@ -227,8 +238,12 @@ def test_experts_that_do_not_fit_are_refused() -> None:
     other = model("f32", Shape(experts=5)).layers[1]
     for changes, message in (
         ({"experts": experts[:4]}, r"layers\[1\].experts must be 5, as in the first layer, got 4"),
-        ({"experts": ()}, "gate_up must be a PackedWeight"),
-        ({"router": None}, "router must be a PackedWeight"),
+        ({"experts": ()}, r"layers\[1\].experts must be 5, as in the first layer, got 0"),
+        ({"router": None}, r"layers\[1\].router must be a PackedWeight of shape \[5, 48\]"),
+        ({"gate_up": experts[0].gate_up}, r"layers\[1\].gate_up must be None where there are experts"),
+        ({"down": experts[0].down}, r"layers\[1\].down must be None where there are experts"),
+        ({"gate_up_bias": torch.zeros(80)}, r"layers\[1\].gate_up_bias must be None where there are experts"),
+        ({"down_bias": torch.zeros(48)}, r"layers\[1\].down_bias must be None where there are experts"),
         ({"router": second.qkv}, r"layers\[1\].router must have shape \[5, 48\], got \[80, 48\]"),
         ({"router": ops.pack_weight(torch.zeros(5, 48), "q8")}, r"layers\[1\].router must be f32 or f16"),
         (
@@ -255,6 +270,31 @@ def test_the_plan_keeps_what_it_points_into_and_lets_it_go() -> None:
     del plan
     gc.collect()
     assert alive() is None
+
+
+def test_the_instruction_set_may_change_between_steps(cpu_implementation: str) -> None:
+    """Room for the inputs of products is made for one instruction set."""
+    plan, first = DecoderPlan(model("bf16")), cpu.isa()
+    for isa in (first, "portable", first):
+        cpu.use_isa(isa)
+        hidden = plan.forward(**batch())
+        assert torch.equal(DecoderPlan(model("bf16")).forward(**batch()), hidden)
+        assert torch.equal(DecoderPlan(model("bf16")).logits(hidden), plan.logits(hidden))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_inputs_are_kept_in_another_form_only_where_that_is_read(cpu_implementation: str, format: str) -> None:
+    """The work space of 16 tokens is rows of float32, what products read in their place, and what a step takes besides."""
+    ops.set_num_threads(1)
+    plan = DecoderPlan(model(format))
+    plan.forward(**Pool.make(1).arguments([list(range(16))], [range(16)], [15]))
+    record = 0 if format == "f32" or (format == "bf16" and not cpu.isa().endswith("bf16")) else 128
+    assert record_bytes(format, 48) == record
+    floats = (
+        3 * 48 + 80 + 48
+    )  # residual, its norm, an answer; queries, keys and values, or gates and ups; what is put in o and down
+    beside = plan.workspace_bytes - 16 * (4 * floats + record)
+    assert 0 < beside <= step_bytes(6, 2, 8, 0, POSITIONS)
 
 
 def test_calls_at_once_take_turns() -> None:

@@ -113,6 +113,8 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.pack_weight(X[0], "q8"), "weight must have 2 dimensions, got 1"),
     (lambda: ops.pack_weight(X.int(), "q8"), "weight must be float32, bfloat16 or float16, got int32"),
     (lambda: ops.pack_weight(X[:, ::2], "q8"), "weight must be contiguous in its last dimension, got stride 2"),
+    (lambda: ops.pack_weight(X[:, :0], "f32"), r"weight must have at least one row and one column, got shape \[2, 0\]"),
+    (lambda: ops.pack_weight(X[:0], "q8"), r"weight must have at least one row and one column, got shape \[0, 8\]"),
     (lambda: ops.pack_gguf([(X, ops.GgmlType.Q8_0, 1)], 32), "raw must have 1 dimensions, got 2"),
     (lambda: ops.pack_gguf([(X[0], ops.GgmlType.F32, 1)], 2), "raw must be uint8, got float32"),
     (linear(X[:, :7]), r"x must have shape \[2, 8\], got \[2, 7\]"),

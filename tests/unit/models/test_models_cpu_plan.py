@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.config import EngineConfig
+from quire.engine.memory import activation_bytes, sampling_bytes
 from quire.errors import ModelError
 from quire.models.cpu_decoder import CPUDecoder
 from quire.models.decoder import Decoder
@@ -22,6 +25,7 @@ from quire.models.loader import Inspected, NativeModel, inspect
 from quire.models.precision import Precision, as_stored
 from quire.models.source import resolve
 from quire_kernels import dispatch, ops
+from quire_testing.fidelity import plan_bytes
 from quire_testing.tiny_gguf import save_gguf
 from quire_testing.tiny_models import FAMILIES, VOCAB, make, save
 
@@ -182,6 +186,39 @@ def test_the_footprint_of_experts_is_what_is_packed(name: str, tmp_path: Path) -
             model.on(CPU).load(precision, POSITIONS)
         vectors = 4 * sum(shape[0] for shape in model.description.parameters().values() if len(shape) == 1)
         assert model.on(CPU).footprint(precision).weights == sum(packed) + vectors
+
+
+PRECISIONS = [
+    EXACT,
+    Precision.of(torch.bfloat16),
+    *(Precision(torch.float32, torch.bfloat16, name) for name in ("int8", "int4")),
+]
+
+
+def test_a_step_takes_what_is_planned(model: NativeModel) -> None:
+    """The formula in Python beside what the extension holds, experts too."""
+    ops.set_num_threads(1)
+    for precision in PRECISIONS:
+        taken, footprint = plan_bytes(model, precision, 256, 256)
+        planned = 256 * footprint.activations_per_token + footprint.activations_per_step
+        assert 0.98 * planned < taken <= planned
+        assert plan_bytes(model, precision, 512, 512)[0] - taken == 256 * footprint.activations_per_token
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_few_items_with_a_long_context_take_no_more_than_planned(name: str, tmp_path: Path) -> None:
+    """The threads share the keys of one sequence; what each makes of its part is kept."""
+    model = inspect(resolve(str(save(make(name), tmp_path))))
+    assert isinstance(model, NativeModel)
+    model = replace(model, description=replace(model.description, max_model_len=8192))
+    ops.set_num_threads(4)
+    for precision in PRECISIONS:
+        short, _ = plan_bytes(model, precision, 32, 32)
+        taken, footprint = plan_bytes(model, precision, 32, 8192)
+        assert taken > short  # else the keys were not shared
+        config = EngineConfig(model=name, max_num_batched_tokens=32, max_num_seqs=1)
+        planned = activation_bytes(model.description, config, footprint)
+        assert taken <= planned - sampling_bytes(model.description, config, footprint.logit)
 
 
 def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
