@@ -80,6 +80,14 @@ ESCAPES = [
     ('root ::= "two\nlines"', "two\nlines"),
     ('root ::= (\n  "a" |\n  "b"\n){4}\r\n', "abba"),
     ('root ::= camelCase-rule\ncamelCase-rule ::= ("x"){4,} "" | .', "xxxx"),
+    (r'root ::= "\x1b[0m\x00\x7f\u0001\U0000000b"', "\x1b[0m\x00\x7f\x01\x0b"),
+    ('root ::= "a\tb\x0bc\x7fd"\t# not\tthis', "a\tb\x0bc\x7fd"),
+    ('root ::= "one\rtwo\r\n" "\\t"', "one\rtwo\r\n\t"),
+    ("root ::= [\t] [\n] [\x00-\x08] [\x7f] [^\t\n]", "\t\n\x01\x7fx"),
+    (r"root ::= [\t] [\n-\r] [\x00-\x08] [^\x00-\x20\x7f]", "\t\x0b\x00x"),
+    (r"root ::= [a&&b] [a~~b] [+--] [a-] [-z] [\-x] [$.-0] [^^-a] [{}(|)*+?]", "a~,---/b|"),
+    (r'root ::= "\-&&[/]~" [#] "]"', "-&&[/]~#]"),
+    ("root ::= . .{2}", "\né🦊"),
 ]
 
 
@@ -115,6 +123,11 @@ CHAIN = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(3000)) +
         ("root ::= unknown", "Rule 'unknown' not found"),
         ('expr ::= "a"', "No 'root' rule found"),
         (r'root ::= "\q"', r"Invalid escape sequence \q"),
+        (r'root ::= "\x4"', r"Invalid \x escape sequence: \x4"),
+        (r"root ::= [a-\d]", r"Invalid escape sequence \d"),
+        ('root ::= "a\\\nb"', "Invalid escape sequence"),
+        ("root ::= [z-a]", "as Lark, line 3, column 8: "),
+        ("root ::= []", "as Lark, line 3, column 8: "),
         (r'root ::= "\U99999999"', r"\U99999999 is no character"),
         (r"root ::= [\uD800]", r"\uD800 is no character"),
         ('root ::= "a"{2,1}', "as Lark, line 3, column 8: range end must be >= start"),

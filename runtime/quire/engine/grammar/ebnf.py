@@ -1,7 +1,8 @@
 """EBNF with `::=` (GBNF, https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md) as Lark. In workers only.
 
-llguidance's own converter does it. It hands escapes of characters (`\\x2d`, `\\u00e9`) on in forms that neither strings nor
-expressions of Lark read, so these are written out before.
+llguidance's own converter does it. It hands what is in texts and classes on as it is written, but strings and expressions of Lark
+read other escapes (`\\x2d`, `\\u00e9`), no control characters, and operators inside of classes (`&&`, `--`). So texts, classes and
+`.`, which is a line break too, are written out before in forms that converter and Lark read alike, and control characters after it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _TOKEN = re.compile(
-    r"""\#[^\n]*             # a comment
+    r"""\#[^\r\n]*           # a comment
       | "(?:\\.|[^"\\])*"    # a text
-      | \[(?:\\.|[^]\\])*]   # characters""",
+      | \[(?:\\.|[^]\\])*]   # a class
+      | \.                   # any character""",
     re.VERBOSE | re.DOTALL,
 )
-_CODE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
-_IN_TEXT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ESCAPE = r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)"
+_IN_TEXT = re.compile(rf"{_ESCAPE}|[\x00-\x1f]", re.DOTALL)
+_IN_CLASS = re.compile(rf"({_ESCAPE}|.)(?:-({_ESCAPE}|.))?", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+"""What the converter adds is spaces and line feeds; others of these are in texts, or in comments."""
+_NAMED = {"n": "\n", "r": "\r", "t": "\t"} | dict(zip('"\\[]-', '"\\[]-', strict=True))
+_ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ANY = "[\\x00-\U0010ffff]"
 
 
 def is_ebnf(text: str) -> bool:
@@ -29,40 +37,53 @@ def is_ebnf(text: str) -> bool:
 def to_lark(text: str) -> str:
     """The same grammar; its first rule is called root. Raises ValueError with what is wrong, and where."""
     try:
-        return gbnf_to_lark(_TOKEN.sub(_written_out, text))
+        lark = gbnf_to_lark(_TOKEN.sub(_written_out, text))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except IndexError:
         raise ValueError("it ends in the middle of an escape") from None
     except Exception as exc:  # noqa: BLE001 - the converter's errors have no class of their own
         raise ValueError(str(exc)) from None
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", lark)
 
 
 def _written_out(token: re.Match[str]) -> str:
     text = token[0]
     if text[0] == "#":
         return text
+    if text == ".":
+        return _ANY
+    inner = text[1:-1]
     if text[0] == '"':
-        return _CODE.sub(_text_character, text).replace("\n", "\\n")
-    return _CODE.sub(_class_character, text)
+        return f'"{_IN_TEXT.sub(lambda code: _of_text(code[0]), inner)}"'
+    no = "^" if inner.startswith("^") else ""
+    return f"[{no}{_IN_CLASS.sub(_of_class, inner.removeprefix('^'))}]"
 
 
-def _text_character(code: re.Match[str]) -> str:
-    if code[4] is not None:
-        return code[4] if code[4] in "[]" else code[0]
+def _of_text(code: str) -> str:
     character = _character(code)
-    return _IN_TEXT.get(character, character)
+    return code if character is None else _ESCAPED.get(character, character)
 
 
-def _class_character(code: re.Match[str]) -> str:
-    if code[4] is not None:
-        return code[0]
+def _of_class(span: re.Match[str]) -> str:
+    """A character, or a first and a last one."""
+    return "-".join(_one_of_class(code) for code in span.groups() if code is not None)
+
+
+def _one_of_class(code: str) -> str:
     character = _character(code)
+    if character is None:
+        return code
     return character if not character.isascii() or character.isalnum() else f"\\x{ord(character):02x}"
 
 
-def _character(code: re.Match[str]) -> str:
-    number = int(code[1] or code[2] or code[3], 16)
+def _character(code: str) -> str | None:
+    """What an escape, or a character as it is, stands for; None where there is no such escape, which the converter says."""
+    if code[0] != "\\":
+        return code
+    if len(code) == 2:
+        return _NAMED.get(code[1])
+    number = int(code.lstrip("\\xuU"), 16)
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise ValueError(f"{code[0]} is no character")
+        raise ValueError(f"{code} is no character")
     return chr(number)
