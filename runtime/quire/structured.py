@@ -38,6 +38,8 @@ class Reason(enum.StrEnum):
     """Its worker got no CPU for too long."""
     LOST = "lost"
     """Its worker was killed from outside."""
+    NO_ROOM = "no_room"
+    """The grammars of others leave no memory for it."""
 
     @property
     def lasting(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from multiprocessing import Pipe
 from typing import Any
 
@@ -83,9 +84,8 @@ def test_a_mask_has_a_bit_for_every_id_and_allows_no_id_that_is_no_token(
     assert set(tokenizer.encode_text("hello")) <= allowed
 
 
-def test_a_worker_keeps_what_it_was_told_of_a_sequence_until_that_has_ended(
-    tokens: llguidance.LLTokenizer, tokenizer: Tokenizer
-) -> None:
+def settings() -> Settings:
+    """Nothing of them binds."""
     limits = Limits(
         compile_cpu_s=1,
         mask_cpu_s=9,
@@ -96,10 +96,34 @@ def test_a_worker_keeps_what_it_was_told_of_a_sequence_until_that_has_ended(
         num_grammars=1,
         spec_bytes=1,
     )
-    settings = Settings(tokenizer="", revision="", vocab_size=VOCAB_SIZE, eos_token_ids=[], limits=limits)
+    return Settings(tokenizer="", revision="", vocab_size=VOCAB_SIZE, eos_token_ids=[], limits=limits)
+
+
+def test_a_worker_tells_with_masks_what_it_holds_beside_what_it_inherited(
+    tokens: llguidance.LLTokenizer, tokenizer: Tokenizer
+) -> None:
+    root = library.compile_grammar(tokens, Compile("regex", "a"))
     ours, theirs = Pipe()
     with ours, theirs:
-        worker = Worker(Nursery(settings, tokens, [*tokenizer.eos_ids]), theirs)
+        worker = Worker(Nursery(settings(), tokens, [*tokenizer.eos_ids]), theirs)
+
+        def held() -> int:
+            worker._step(Step([], []), root)
+            told = faults_decoder.decode(ours.recv_bytes())
+            ours.recv_bytes()
+            return told.memory_bytes
+
+        before = held()
+        with mmap.mmap(-1, 256 << 20):
+            assert before + (256 << 20) <= held() < 1 << 30
+
+
+def test_a_worker_keeps_what_it_was_told_of_a_sequence_until_that_has_ended(
+    tokens: llguidance.LLTokenizer, tokenizer: Tokenizer
+) -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        worker = Worker(Nursery(settings(), tokens, [*tokenizer.eos_ids]), theirs)
         root = library.compile_grammar(tokens, Compile("choice", '["ab","cd"]'))
         first, second = (tokenizer.encode_text(text) for text in ("a", "b"))
 

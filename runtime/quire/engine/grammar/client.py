@@ -50,9 +50,9 @@ class Grammars:
         return sum(grammar.alive for grammar in self._begun)
 
     @property
-    def held_bytes(self) -> int:
-        """Memory of the workers that are ready."""
-        return sum(grammar.memory_bytes for grammar in self._begun)
+    def taken_bytes(self) -> int:
+        """Memory that workers hold, or may come to hold while they compile."""
+        return sum(grammar.taken_bytes for grammar in self._begun)
 
     def of(self, sequence: Holder) -> Grammar:
         """The grammar of a sequence, which keeps it alive. One whose worker was killed is made anew, once: what a worker has been
@@ -65,25 +65,29 @@ class Grammars:
                 scratch[AGAIN] = True
                 scratch.pop(SESSION, None)
             assert sequence.params.structured_outputs is not None
-            grammar = scratch[GRAMMAR] = self.get(sequence.params.structured_outputs)
+            grammar = scratch[GRAMMAR] = self.get(sequence.params.structured_outputs, urgent=lost)
         return grammar
 
-    def get(self, output: StructuredOutput) -> Grammar:
-        """The grammar of an output: there, on its way, or known to fail. Until it is settled only its holders keep it."""
+    def get(self, output: StructuredOutput, *, urgent: bool = False) -> Grammar:
+        """The grammar of an output: there, on its way, or known to fail. Until it is settled only its holders keep it.
+
+        urgent: sequences that run may wait for it; so they may for one that was lost.
+        """
         grammar = self._known.get(output.key)
         if grammar is not None:
             self._advance([grammar])
         if grammar is None or (grammar.failure is not None and not grammar.lasting):
-            anew = grammar is not None
-            grammar = self._known[output.key] = Grammar(output, self.limits)
+            urgent |= grammar is not None and grammar.failure is not None and grammar.failure.reason is Reason.LOST
+            grammar = self._known[output.key] = Grammar(output, self.limits, urgent=urgent)
             if len(output.spec.encode()) > self.limits.spec_bytes:
                 self._fail(
                     grammar, Reason.INVALID, f"it must be at most {self.limits.spec_bytes} bytes (--max-grammar-size)"
                 )
             else:
-                # Sequences that run may wait for one that is made anew: it takes the room of the lost one, before anybody can
-                # get it who needs their places.
-                self._queue.insert(0 if anew else len(self._queue), weakref.ref(grammar))
+                if urgent:
+                    self._queue_first(grammar)
+                else:
+                    self._queue.append(weakref.ref(grammar))
                 self._start_compiling()
         elif output.key in self._kept:
             self._kept.move_to_end(output.key)
@@ -99,7 +103,6 @@ class Grammars:
                 self._compile_s.append(self._clock() - grammar.began_s)
                 self._keep(grammar)
         self._compiling = [grammar for grammar in self._compiling if not grammar.settled]
-        self._bound_memory()
         self._start_compiling()
 
     def ask(self, wanted: Mapping[Grammar, list[tuple[Session, list[int]]]]) -> None:
@@ -164,27 +167,63 @@ class Grammars:
         while len(self._kept) > self.limits.num_grammars:
             self._kept.popitem(last=False)
 
+    def _queue_first(self, grammar: Grammar) -> None:
+        """It is compiled next, after those that are urgent where it is not.
+
+        One that is made anew takes the room of the lost one before anybody can get it who needs the places of its sequences.
+        """
+        ahead = (
+            [] if grammar.urgent else [other for ref in self._queue if (other := ref()) is not None and other.urgent]
+        )
+        self._queue.insert(len(ahead), weakref.ref(grammar))
+
     def _start_compiling(self) -> None:
-        """Few at a time: what explodes must not take all CPUs from the engine."""
-        while self._queue and len(self._compiling) < self.limits.num_compiling and self._has_room():
-            grammar = self._queue.popleft()()
-            if grammar is not None and self._start(grammar):  # None: nobody waits for it any more
+        """Few at a time: what explodes must not take all CPUs from the engine. In turn: nobody is overtaken for want of room."""
+        while self._queue and len(self._compiling) < self.limits.num_compiling:
+            grammar = self._queue[0]()
+            if grammar is not None and not self._has_room():
+                if self._compiling or not grammar.urgent:
+                    return
+                # Who has the room may be waiting for the places of its sequences.
+                message = (
+                    "the process that held the grammar of this request was killed, and there is no room for another"
+                )
+                self._fail(grammar, Reason.NO_ROOM, message)
+            self._queue.popleft()
+            # None: nobody waits for it any more
+            if grammar is not None and not grammar.settled and self._start(grammar):
                 self._compiling.append(grammar)
 
     def _has_room(self) -> bool:
-        """Whether one more worker may live; those that nobody uses are ended for it."""
-        most = self.limits.num_grammars
-        self._end_unused(lambda: self.num_alive >= most)
-        return self.num_alive < most
+        """Whether one more may be compiled, whatever it comes to hold; workers that nobody uses are ended for it."""
+        limits = self.limits
+
+        def full() -> bool:
+            return self.num_alive >= limits.num_grammars or self.taken_bytes + limits.memory_bytes > limits.total_bytes
+
+        self._end_unused(full)
+        return not full()
 
     def _bound_memory(self) -> None:
-        """Where grammars hold more than they may together, those that nobody uses are ended, then the largest."""
-        most = self.limits.held_bytes
-        self._end_unused(lambda: self.held_bytes > most)
-        while self.held_bytes > most:
-            largest = max(self._begun, key=lambda grammar: grammar.memory_bytes)
-            message = f"the grammar is too complex: all grammars together may hold {most >> 20} MiB of memory"
-            self._fail(largest, Reason.TOO_COMPLEX, message)
+        """Where grammars have grown to more than all may hold together, workers that nobody uses are ended; then what compiles
+        waits again; then those fail that have grown most, and their requests are not at fault."""
+        most = self.limits.total_bytes
+        self._end_unused(lambda: self.taken_bytes > most)
+        while self.taken_bytes > most:
+            if compiling := [grammar for grammar in self._compiling if not grammar.settled]:
+                self._withdraw(next((grammar for grammar in reversed(compiling) if not grammar.urgent), compiling[-1]))
+                continue
+            alive = [grammar for grammar in self._begun if grammar.alive]
+            grown = max(alive, key=lambda grammar: (grammar.grown_bytes, grammar.taken_bytes))
+            message = (
+                f"all grammars together may hold {most >> 20} MiB of memory, and that of this request has grown most"
+            )
+            self._fail(grown, Reason.NO_ROOM, message)
+
+    def _withdraw(self, grammar: Grammar) -> None:
+        self._compiling.remove(grammar)
+        grammar.withdraw()
+        self._queue_first(grammar)
 
     def _end_unused(self, wanted: Callable[[], bool]) -> None:
         """End kept workers that nobody uses, the longest unused first, while that is wanted."""

@@ -65,17 +65,18 @@ def _forget(grammar: weakref.ref[Grammar], number: int) -> None:
 
 
 class Grammar:
-    """See the module. `settled` once it is ready, or has a `failure`."""
+    """See the module. `settled` once it is ready, or has a `failure`. urgent: sequences in the batch may wait for it."""
 
-    def __init__(self, output: StructuredOutput, limits: say.Limits) -> None:
+    def __init__(self, output: StructuredOutput, limits: say.Limits, *, urgent: bool = False) -> None:
         self.output = output
+        self.urgent = urgent
         self.failure: Failure | None = None
         self.eos_token_ids: tuple[int, ...] = ()
         self.ended: list[int] = []
         """Sessions the worker may forget; told with the next step."""
         self.began_s = 0.0
         self._limits = limits
-        self._held_bytes = 0
+        self._compiled_bytes = self._held_bytes = 0
         self._worker: Worker | None = None
         self._died_s: float | None = None
         self._ready = False
@@ -99,9 +100,16 @@ class Grammar:
         return self._worker is not None
 
     @property
-    def memory_bytes(self) -> int:
-        """What its worker holds once it is ready."""
-        return 0 if self._worker is None else self._held_bytes
+    def taken_bytes(self) -> int:
+        """What its worker holds, or may come to hold while it compiles."""
+        if self._worker is None:
+            return 0
+        return self._held_bytes if self._ready else self._limits.memory_bytes
+
+    @property
+    def grown_bytes(self) -> int:
+        """What its worker has taken since it is ready."""
+        return self._held_bytes - self._compiled_bytes
 
     @property
     def busy(self) -> bool:
@@ -163,6 +171,13 @@ class Grammar:
             self._worker.close()
             self._worker = None
 
+    def withdraw(self) -> None:
+        """Stop compiling it; it may `begin` again."""
+        assert not self.settled
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = self._died_s = None
+
     def _send(self, message: say.Compile | say.Step) -> None:
         assert self._worker is not None
         with contextlib.suppress(OSError):  # `advance` finds the same
@@ -178,7 +193,7 @@ class Grammar:
             self.fail(verdict.reason, verdict.message)
             return
         self._ready, self.eos_token_ids = True, tuple(verdict.eos_token_ids)
-        self._held_bytes = verdict.memory_bytes
+        self._compiled_bytes = self._held_bytes = verdict.memory_bytes
         for warning in verdict.warnings:
             _log.warning("a grammar was compiled with a warning: %s", warning)
 

@@ -28,16 +28,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """One worker, beside what all of them share."""
     total_bytes: int
-    """All workers: what they hold, and as many as may compile."""
+    """All workers: what they hold, and `memory_bytes` for each that compiles."""
     num_compiling: int
     num_grammars: int
     """Workers that live at once: those of requests, and those kept for later ones."""
     spec_bytes: int
-
-    @property
-    def held_bytes(self) -> int:
-        """What those that are ready may hold together."""
-        return max(self.total_bytes - self.num_compiling * self.memory_bytes, 0)
 
     @property
     def compile_wall_s(self) -> float:

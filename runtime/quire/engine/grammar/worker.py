@@ -3,12 +3,13 @@
 The nursery reads the tokenizer, then forks one worker for each grammar, tells how those ended that did not end by themselves, and
 ends when the engine is gone. It has one thread and never compiles anything, so a fork of it is sound. A worker compiles, then turns tokens into masks. It sets an alarm of
 the kernel on its own CPU time before each piece of work: where that goes off it simply ends, in whatever code it is. Memory is
-limited the same way. The engine sees its socket close.
+limited the same way. The engine sees its socket close; where the engine closes it, a worker that compiles ends the same way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import resource
@@ -92,7 +93,8 @@ def _bury(control: socket.socket, numbers: dict[int, int]) -> None:
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = found
-            if code := os.waitstatus_to_exitcode(status):
+            code = os.waitstatus_to_exitcode(status)
+            if code not in (0, -signal.SIGIO):
                 control.sendall(say.ENDING.pack(numbers[pid], code))
             del numbers[pid]
 
@@ -150,7 +152,7 @@ class Worker:
 
         _limit_address_space(self._inherited_bytes + self._limits.memory_bytes)
         try:
-            with _alarm(self._limits.compile_cpu_s):
+            with _alarm(self._limits.compile_cpu_s), _until_closed(self._connection):
                 root = compile_grammar(nursery.tokens, request)
         except GrammarError as exc:
             self._send(say.Refused(str(exc), Reason.INVALID))
@@ -216,6 +218,22 @@ def _alarm(cpu_s: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+
+@contextlib.contextmanager
+def _until_closed(connection: Connection) -> Iterator[None]:
+    """End this process when the engine closes its end: it says nothing meanwhile, so what makes the socket readable is its end. SIGIO
+    is left to do what it does by default."""
+    descriptor = connection.fileno()
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        if connection.poll():  # before there was a signal for it
+            raise EOFError
+        yield
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
 
 
 def _address_space() -> int:
