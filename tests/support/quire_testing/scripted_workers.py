@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
@@ -14,30 +15,39 @@ MIB = 1 << 20
 VOCAB_SIZE = 64
 
 
-class ScriptedWorker:
-    """As `nursery.Worker`, and its other end."""
+class EngineEnd:
+    """As `nursery.Worker`. It ends with its holder."""
 
-    def __init__(self) -> None:
-        self.link, self._theirs = Pipe()
-        self._code: int | None = None
+    def __init__(self, link: Connection, worker: ScriptedWorker) -> None:
+        self.link = link
+        self._worker = worker
 
     @property
     def waiting_on(self) -> Connection:
         return self.link
 
-    @property
-    def ended(self) -> bool:
-        """Whether the engine has closed its end."""
-        return self.link.closed
-
     def died(self) -> None:
         pass
 
     def ending(self) -> int | None:
-        return self._code
+        return self._worker.code
 
     def close(self) -> None:
         self.link.close()
+
+
+class ScriptedWorker:
+    """The other end, which a test has."""
+
+    def __init__(self, link: Connection, theirs: Connection) -> None:
+        self.code: int | None = None
+        self._link, self._theirs = weakref.ref(link), theirs
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine has closed its end, or dropped it."""
+        link = self._link()
+        return link is None or link.closed
 
     def spec(self) -> str:
         """Of the grammar it is told to compile."""
@@ -56,7 +66,7 @@ class ScriptedWorker:
 
     def killed(self, code: int = -9) -> None:
         """It ends, with this exit code."""
-        self._code = code
+        self.code = code
         self._theirs.close()
 
     def _send(self, message: say.Compiled | say.Faults) -> None:
@@ -71,9 +81,10 @@ class ScriptedNursery:
     def __init__(self) -> None:
         self.workers: list[ScriptedWorker] = []
 
-    def worker(self) -> ScriptedWorker:
-        self.workers.append(ScriptedWorker())
-        return self.workers[-1]
+    def worker(self) -> EngineEnd:
+        ours, theirs = Pipe()
+        self.workers.append(ScriptedWorker(ours, theirs))
+        return EngineEnd(ours, self.workers[-1])
 
     def close(self) -> None:
         pass

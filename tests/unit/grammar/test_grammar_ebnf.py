@@ -88,6 +88,7 @@ ESCAPES = [
     (r"root ::= [a&&b] [a~~b] [+--] [a-] [-z] [\-x] [$.-0] [^^-a] [{}(|)*+?]", "a~,---/b|"),
     (r'root ::= "\-&&[/]~" [#] "]"', "-&&[/]~#]"),
     ("root ::= . .{2}", "\né🦊"),
+    ('root ::= b # one "\rb ::= "\\x41" # \'"\r', "A"),
 ]
 
 
@@ -126,8 +127,8 @@ CHAIN = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(3000)) +
         (r'root ::= "\x4"', r"Invalid \x escape sequence: \x4"),
         (r"root ::= [a-\d]", r"Invalid escape sequence \d"),
         ('root ::= "a\\\nb"', "Invalid escape sequence"),
-        ("root ::= [z-a]", "as Lark, line 3, column 8: "),
-        ("root ::= []", "as Lark, line 3, column 8: "),
+        ("root ::= [z-a]", "as Lark, invalid character class range"),
+        ("root ::= []", "as Lark, unclosed character class"),
         (r'root ::= "\U99999999"', r"\U99999999 is no character"),
         (r"root ::= [\uD800]", r"\uD800 is no character"),
         ('root ::= "a"{2,1}', "as Lark, line 3, column 8: range end must be >= start"),
