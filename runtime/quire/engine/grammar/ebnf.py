@@ -20,12 +20,12 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE = r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)"
-_IN_TEXT = re.compile(rf"{_ESCAPE}|[\x00-\x1f]", re.DOTALL)
+_IN_TEXT = re.compile(rf"{_ESCAPE}|\n", re.DOTALL)
 _IN_CLASS = re.compile(rf"({_ESCAPE}|.)(?:-({_ESCAPE}|.))?", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 """What the converter adds is spaces and line feeds; others of these are in texts, or in comments."""
 _NAMED = {"n": "\n", "r": "\r", "t": "\t"} | dict(zip('"\\[]-', '"\\[]-', strict=True))
-_ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
 _ANY = "[\\x00-\U0010ffff]"
 
 
