@@ -17,9 +17,10 @@ from quire.models import bundled
 NAMES = ("smol", "0.5b")
 _DEQUANTIZE = """
 import sys, torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 folder, file, out = sys.argv[1:]
-model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.bfloat16)
+plain = GgufConfig(gguf_file=file, dequantize=True)
+model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.bfloat16, quantization_config=plain)
 if getattr(model.config, "quantization_config", None) is not None:
     del model.config.quantization_config
 model.to(torch.bfloat16).save_pretrained(out)

@@ -94,15 +94,41 @@ QUIRE_INLINE void dot_bytes(const uint8_t* quants, const int8_t* const* x, I (&d
 
 #else
 
+// The order of these is not left to the compiler: of plain code GCC 12 makes all products of a block first and spills them.
+QUIRE_INLINE S pair_dot_now(B quants, const int8_t* from) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  B inputs;
+  asm volatile("vpbroadcastd %1, %0" : "=x"(inputs) : "m"(*reinterpret_cast<const int32_t*>(from)));
+  S product;
+  asm volatile("vpmaddubsw %2, %1, %0" : "=x"(product) : "x"(quants), "x"(inputs));
+  return product;
+#else
+  return pair_dot(quants, splat_inputs(from));
+#endif
+}
+
+QUIRE_INLINE void add_now(S& sum, S products) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  asm volatile("vpaddw %1, %0, %0" : "+x"(sum) : "x"(products));
+#else
+  sum += products;
+#endif
+}
+
 template <int R>
 QUIRE_INLINE void dot_pairs(const uint8_t* pairs, const int8_t* const* x, I (&dots)[R][V]) {
   S sums[R][V];
-  for (int g = 0; g < 4; ++g)
-    for (int v = 0; v < V; ++v) {
+  for (int v = 0; v < V; ++v)
+    for (int g = 0; g < 4; ++g) {
       const B both = load_quants(pairs + g * 64 + v * sizeof(B)), low = low_half(both), high = high_half(both);
       for (int r = 0; r < R; ++r) {
-        const S first = pair_dot(low, splat_inputs(x[r] + 4 * g));
-        sums[r][v] = (g == 0 ? first : sums[r][v] + first) + pair_dot(high, splat_inputs(x[r] + 4 * g + 16));
+        S one = pair_dot_now(low, x[r] + 4 * g);
+        const S two = pair_dot_now(high, x[r] + 4 * g + 16);
+        add_now(one, two);
+        if (g == 0)
+          sums[r][v] = one;
+        else
+          add_now(sums[r][v], one);
       }
     }
   for (int r = 0; r < R; ++r)

@@ -7,7 +7,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kQuantRows = W == 16 ? 6 : W == 8 ? 4 : 2;
-constexpr int64_t kMostQuantRows = 256;
+constexpr int64_t kMostQuantRows = 32;  // their records beside a panel: what a first-level cache holds
 
 // What is known of a matrix when its kernel is compiled.
 template <bool Pairs, int Most, bool Halves, bool Minima>
