@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from quire.engine.grammar import protocol as say
 from quire.engine.grammar.client import Grammars
 from quire.engine.grammar.handle import Grammar, Session
-from quire.structured import structured_output
+from quire.structured import Reason, structured_output
 
 MIB = 1 << 20
 VOCAB_SIZE = 64
@@ -57,6 +57,10 @@ class ScriptedWorker:
         """It is ready, and holds so much."""
         self._send(say.Compiled([0], [], held_mib * MIB))
 
+    def refused(self) -> None:
+        """There is no such grammar."""
+        self._send(say.Refused("it is none", Reason.INVALID))
+
     def masks(self, held_mib: int) -> say.Step:
         """It answers what it was asked for, and holds so much then."""
         step = say.step_decoder.decode(self._theirs.recv_bytes())
@@ -69,7 +73,7 @@ class ScriptedWorker:
         self.code = code
         self._theirs.close()
 
-    def _send(self, message: say.Compiled | say.Faults) -> None:
+    def _send(self, message: say.Compiled | say.Refused | say.Faults) -> None:
         self._theirs.send_bytes(say.encoder.encode(message))
 
 

@@ -229,3 +229,58 @@ def test_what_was_lost_waits_for_nobody_else_who_may_wait_for_the_place_of_its_s
     assert script.begun() == set("bcd")
     assert {grammar.failure for grammar in (later, *others)} == {None}
     assert script.grammars.stats(drain=False).failures == {"lost": 1, "no_room": 1}
+
+
+def test_so_it_does_where_somebody_new_found_it_lost_and_left() -> None:
+    script = Script(num_compiling=1)
+    sequence = Sequence(script.ready("a", 10))
+    first, later = script.get("first"), script.get("later")
+    script.worker("a").killed()
+    new = script.get("a")
+    del new
+    again = script.grammars.of(sequence)
+    script.worker("first").compiled(10)
+    script.grammars.poll()
+    assert script.begun() == {"first", "a"}
+    assert (first.settled, again.settled, later.settled) == (True, False, False)
+
+
+def test_it_goes_before_those_that_wait_again() -> None:
+    script = Script(memory_mib=32, num_compiling=1)
+    held = {name: script.ready(name, 30) for name in "abcd"}
+    new, urgent = script.get("new"), script.get("urgent", urgent=True)
+    script.grows("a", held["a"], 64)
+    assert script.begun() == {*"abcd", "new"}
+    script.grows("c", held["c"], 40)
+    assert script.begun() == set("abcd")
+    del held["d"]
+    script.grammars.poll()
+    assert script.begun() == {*"abc", "urgent"}
+    assert {grammar.failure for grammar in (new, urgent, *held.values())} == {None}
+
+
+def test_nothing_ends_for_the_room_of_who_has_left() -> None:
+    script = Script(num_compiling=1)
+    script.ready("unused", 64)
+    running = script.ready("running", 60)
+    first, gone = script.get("first"), script.get("gone")
+    del gone
+    script.worker("first").compiled(64)
+    script.grammars.poll()
+    assert script.begun() == {"unused", "running", "first"}
+    assert running.failure is first.failure is None
+
+
+def test_what_cannot_be_built_is_remembered_for_the_last_that_were_asked_for() -> None:
+    script = Script(num_grammars=2)
+    for name in "abc":
+        script.get(name)
+        script.worker(name).refused()
+        script.grammars.poll()
+    for name in "cb":
+        failure = script.get(name).failure
+        assert failure is not None
+        assert failure.reason is Reason.INVALID
+    assert script.begun() == set()
+    assert script.get("a").failure is None
+    assert script.begun() == {"a"}
