@@ -66,7 +66,18 @@ def requantized(programs: Path, source: Path, kind: str) -> Path:
 def server_command(programs: Path, model: Path, *, threads: int, slots: int, port: int) -> list[str]:
     """An OpenAI server. Its context is shared out between the slots, so each can hold the longest request of W1 to W4."""
     sizes = ["-t", str(threads), "-tb", str(threads), "-np", str(slots), "-c", str(slots * 1536)]
-    return [str(programs / "llama-server"), "-m", str(model), "-a", "m", *sizes, "--host=127.0.0.1", f"--port={port}"]
+    return [
+        str(programs / "llama-server"),
+        "-m",
+        str(model),
+        "-a",
+        "m",
+        *sizes,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
 
 
 def bench(programs: Path, model: Path, *, threads: int, prompt: int, output: int) -> dict[str, float]:

@@ -111,8 +111,9 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one request. The last delta of a request carries `finish_reason`.
 
     stop_token_id: the token that ended it (it is the last of `token_ids`; it is no part of the text), else None.
-    logprobs: one for each of `token_ids`, where asked for. prompt_logprobs: with the first tokens, one for each token of the
-    prompt from its second on, where asked for. num_cached_tokens: prompt tokens found in the prefix cache. queue_s: arrival to first scheduling.
+    logprobs: one for each of `token_ids`, where asked for. num_cached_tokens: prompt tokens found in the prefix cache. queue_s: arrival
+    to first scheduling. prompt_logprobs: one for each token of the prompt from its second on, where asked for. These three come once, with
+    its first delta, even where that says that it failed.
     error_param: the field of the request that is at fault, where the request is (400) and not the engine (500). error_passing: neither
     is, and it may be sent again (503).
     """

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -112,9 +113,14 @@ class ScriptedEngine:
 
     def fail(self, request_id: str, error: str, *, param: str | None = None) -> None:
         """This request alone cannot go on; param: because of this field."""
-        self._live.pop(request_id)
+        live = self._live.pop(request_id)
         delta = TokenDelta(
-            request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=error, error_param=param
+            request_id=request_id,
+            token_ids=[],
+            finish_reason=FinishReason.ERROR,
+            error=error,
+            error_param=param,
+            **introduction(live),
         )
         self._events.put_nowait(StepOutputs(deltas=[delta], stats=self.stats([])))
         self._changed.set()
@@ -154,7 +160,7 @@ class ScriptedEngine:
             await self._changed.wait()
 
     def _advance(self, live: Live) -> TokenDelta:
-        request, first = live.request, live.produced == 0
+        request, once = live.request, introduction(live)
         ids: list[int] = []
         reason, stop_id = None, None
         while len(ids) < self.per_step and reason is None:
@@ -167,18 +173,14 @@ class ScriptedEngine:
                 reason = FinishReason.LENGTH
         if reason is not None:
             del self._live[request.request_id]
-        asked, wanted = request.params.logprobs, request.params.prompt_logprobs
+        asked = request.params.logprobs
         return TokenDelta(
             request_id=request.request_id,
             token_ids=ids,
             logprobs=None if asked is None else [logprobs_of(token, asked) for token in ids],
-            prompt_logprobs=None
-            if wanted is None or not first
-            else [logprobs_of(token, wanted) for token in request.prompt_token_ids[1:]],
             finish_reason=reason,
             stop_token_id=stop_id,
-            num_cached_tokens=1 if first else 0,
-            queue_s=0.001 if first else None,
+            **once,
         )
 
 
@@ -194,6 +196,15 @@ def apart(request: AddRequest) -> list[AddRequest]:
         )
         for sibling in request.siblings
     ]
+
+
+def introduction(live: Live) -> dict[str, Any]:
+    """What only the first report of a request has, fields of TokenDelta."""
+    if live.produced:
+        return {}
+    wanted, prompt = live.request.params.prompt_logprobs, live.request.prompt_token_ids
+    asked = None if wanted is None else [logprobs_of(token, wanted) for token in prompt[1:]]
+    return {"num_cached_tokens": 1, "queue_s": 0.001, "prompt_logprobs": asked}
 
 
 def logprobs_of(token: int, top: int) -> TokenLogprobs:

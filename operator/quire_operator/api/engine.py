@@ -49,7 +49,9 @@ class Engine(ApiModel):
         "auto",
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = _flag(
-        "Type of the KV cache. auto is dtype, and bfloat16 beside quantised weights.", "auto"
+        "Type of the KV cache. auto is dtype, and 16 bits beside quantised weights where dtype is auto "
+        "too (float16 if the checkpoint is, else bfloat16).",
+        "auto",
     )
     tokenizer: str | None = _flag("Folder or hub id of the tokenizer.", "the model's own", min_length=1, max_length=512)
     tokenizer_revision: str | None = _flag(

@@ -79,7 +79,9 @@ class EngineConfig(BaseModel):
         "the weights of a Hugging Face folder as they are loaded",
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="type of the KV cache; auto is dtype, and bfloat16 beside quantised weights"
+        "auto",
+        description="type of the KV cache; auto is dtype, and 16 bits beside quantised weights where dtype is auto "
+        "too (float16 if the checkpoint is, else bfloat16)",
     )
     max_model_len: int | None = Field(
         None, ge=1, description="tokens of prompt plus answer at most; default: what the model was made for"

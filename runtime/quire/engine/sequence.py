@@ -84,7 +84,7 @@ class Sequence:
         self.admitted: int | None = None  # how many were admitted before its first admission
         self.first_scheduled_s: float | None = None
         self.state = State.WAITING
-        self.told = False  # whether a token of it was reported
+        self.told = False  # whether anything of it was reported
         self.table = table
         self.host_blocks: list[Block] = []
         self.host_generation = 0  # of the pool, when they were stored

@@ -28,6 +28,8 @@ SLICE = 1 << 20
 """Numbers of a packed tensor that are unpacked at a time."""
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """As safetensors and GGUF call them."""
+_LARGEST_FACTOR = {GgmlType.Q4_K: 63, GgmlType.Q5_K: 63, GgmlType.Q6_K: 128}
+"""Of a block's scale: integers of 6 bits, and of 8 with a sign."""
 _PLAIN = {GgmlType.F32: "float32", GgmlType.F16: "float16", GgmlType.BF16: "bfloat16"}
 
 
@@ -219,14 +221,15 @@ def _bytes_of(data: memoryview) -> Tensor:
 
 
 def _scales(raw: Tensor, kind: GgmlType) -> Tensor:
-    """The float numbers among a tensor's bytes; where they are finite, all its numbers are."""
+    """The float numbers among a tensor's bytes, as large as packing makes them (`split_*` in packed/blocks.h: the K types' scales are
+    products, held in float16 too); where they are finite, all its numbers are."""
     plain = {GgmlType.F32: torch.float32, GgmlType.F16: torch.float16, GgmlType.BF16: torch.bfloat16}
     if kind in plain:
         return raw.view(plain[kind])
     _, size = ops.GGML_BLOCKS[kind]
     with_minimum = kind in (GgmlType.Q4_1, GgmlType.Q5_1, GgmlType.Q4_K, GgmlType.Q5_K)
     at = slice(208, 210) if kind == GgmlType.Q6_K else slice(0, 4 if with_minimum else 2)
-    return raw.view(-1, size)[:, at].contiguous().view(torch.float16)
+    return raw.view(-1, size)[:, at].contiguous().view(torch.float16) * _LARGEST_FACTOR.get(kind, 1)
 
 
 def held_in(file: GGUFFile) -> tuple[str, str]:

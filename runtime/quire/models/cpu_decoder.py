@@ -98,7 +98,7 @@ class CPUDecoder:
                 attention_scale=d.attention_scale,
                 attention_softcap=d.attention_softcap,
                 logit_softcap=d.logit_softcap,
-                embedding_scale=torch.tensor(d.embedding_scale, dtype=precision.dtype).item(),
+                embedding_scale=torch.tensor(d.embedding_scale, dtype=precision.rounded_to).item(),
                 qk_norm=d.qk_norm,
                 activation=d.activation,
                 experts_per_token=d.experts_per_token if d.num_experts else 0,
@@ -152,11 +152,11 @@ class _Reader:
         target = self._format(parameters)
         if target not in FORMATS.values():
             return self._quantised(parameters, target)
-        return ops.pack_weight(self._read(parameters, self._precision.dtype), target)
+        return ops.pack_weight(self._read(parameters, self._precision.rounded_to), target)
 
     def floats(self, parameter: str) -> PackedWeight:
         """A matrix in float32, whatever the others are: a router, whose answers decide."""
-        return ops.pack_weight(self._read((parameter,), self._precision.dtype).float(), "f32")
+        return ops.pack_weight(self._read((parameter,), self._precision.rounded_to).float(), "f32")
 
     def num_bytes(self, *parameters: str) -> int:
         """Of such a matrix once it is packed."""
@@ -183,14 +183,14 @@ class _Reader:
 
     def vector(self, *parameters: str) -> Tensor:
         """Norm weights and biases, [n] float32, rounded to the model's type as in the torch modules."""
-        return self._read(parameters, self._precision.dtype).float()
+        return self._read(parameters, self._precision.rounded_to).float()
 
     def _format(self, parameters: Sequence[str]) -> str:
         """Of a matrix that is not computed as it is stored."""
         quantization = self._precision.quantization
         if quantization == "int8" or (quantization == "int4" and parameters[0] in ("embed", "head")):
             return "q8"
-        return "q4" if quantization == "int4" else FORMATS[self._precision.dtype]
+        return "q4" if quantization == "int4" else FORMATS[self._precision.rounded_to]
 
     def _quantised(self, parameters: Sequence[str], target: str) -> PackedWeight:
         """Quantised from the numbers of the file, not from what the model's type makes of them."""
@@ -202,7 +202,7 @@ class _Reader:
     def _dtype_read(self, parameters: Sequence[str]) -> torch.dtype:
         """In which type a matrix is read that is packed from plain numbers."""
         if self._format(parameters) in FORMATS.values():
-            return self._precision.dtype
+            return self._precision.rounded_to
         held = {self._checkpoint.dtype_of(name) for name in parameters}
         return held.pop() if len(held) == 1 else torch.float32
 

@@ -20,7 +20,7 @@ from quire.models.decoder import ModulesBuilder
 from quire.models.description import DecoderDescription, NameMap
 from quire.models.executor import Executor, Footprint, ModelFacts
 from quire.models.gguf_file import GGUFFile
-from quire.models.metadata import Fields, read_json
+from quire.models.metadata import Fields, check_experts, read_json
 from quire.models.precision import Precision
 from quire.models.source import ModelFiles
 
@@ -156,6 +156,7 @@ def _eos_token_ids(files: ModelFiles, config: Fields) -> tuple[int, ...]:
 
 def _checked(files: ModelFiles, d: DecoderDescription) -> DecoderDescription:
     """Refuse sizes that do not fit together before anything is allocated."""
+    check_experts(files.path, d.num_layers, d.num_experts)
     if d.num_heads % d.num_kv_heads:
         raise ModelError(
             f"{files.path}: {d.num_heads} attention heads are no multiple of {d.num_kv_heads} key/value heads"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,9 @@ from quire.errors import ModelError
 
 MOST_PARTS = 4096
 """Layers, or experts of a layer: some ten times what any model has, so that a damaged count is an error and no endless loop."""
+MOST_EXPERTS = 1 << 17
+"""Of all layers together: five times what any model has. Each has weights with names of their own."""
+_COUNT = re.compile(r"(layers|experts)$|^n_layer$")
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,25 @@ class Fields:
         if value > MOST_PARTS:
             raise self.bad(key, value, f"at most {MOST_PARTS}")
         return value
+
+    def check_counts(self) -> None:
+        """Raises ModelError where there are more layers or experts than `count` allows, by whatever name and in whatever section: for
+        code of others, which makes a list of them."""
+        layers, experts = 1, 0
+        for config, key in self._counts():
+            if key.endswith("experts"):
+                experts = max(experts, config.count(key))
+            else:
+                layers = max(layers, config.count(key))
+        check_experts(self.path, layers, experts)
+
+    def _counts(self) -> Iterator[tuple[Fields, str]]:
+        """Fields that are positive integers and whose names end with layers or experts: where, and the name."""
+        for key, value in self.values.items():
+            if isinstance(value, dict):
+                yield from Fields(value, self.path)._counts()
+            elif isinstance(value, int) and value > 0 and value is not True and _COUNT.search(key):
+                yield self, key
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
@@ -93,6 +117,15 @@ class Fields:
         if default is None:
             raise ModelError(f"{self.path}: {key} is missing; the file is incomplete or of another architecture")
         return default
+
+
+def check_experts(path: Path, layers: int, experts: int) -> None:
+    """Raises ModelError where `experts` of each layer are too many together."""
+    if layers * experts > MOST_EXPERTS:
+        raise ModelError(
+            f"{path}: {layers} layers of {experts} experts are more than the {MOST_EXPERTS} experts a model may have; "
+            "the file is damaged"
+        )
 
 
 def read_json(path: Path) -> Fields:

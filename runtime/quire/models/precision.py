@@ -20,7 +20,7 @@ AT_LOAD: dict[str, Quantization] = {"int8": "int8", "int4": "int4"}
 class Precision:
     """How a model's numbers are held.
 
-    dtype         of weights that are plain numbers
+    dtype         of matrices that are plain numbers
     kv_dtype      of the KV cache where nobody says it
     quantization  of matrices. none: they are plain numbers; stored: as the file has them, blocks of quantised numbers included;
                   int8, int4: plain numbers are quantised as they are loaded
@@ -34,6 +34,16 @@ class Precision:
     def of(cls, dtype: torch.dtype) -> Precision:
         """Plain numbers."""
         return cls(dtype, dtype)
+
+    def kv_cache(self, dtype: str) -> torch.dtype:
+        """What the KV cache holds, where `--kv-cache-dtype` says that."""
+        return self.kv_dtype if dtype == AUTO else DTYPES[dtype]
+
+    @property
+    def rounded_to(self) -> torch.dtype:
+        """Type of what is not held as a file stores it: norm weights, biases, and matrices that are stacked of several types. Beside
+        stored ones it is float32, which changes none of a file's numbers."""
+        return torch.float32 if self.quantization == "stored" else self.dtype
 
 
 def of_modules(
@@ -60,9 +70,9 @@ def of_plan(
 ) -> Precision:
     """For the CPU plan: as the files have the weights, where nobody says otherwise. A type, or `none`, expands a quantised file.
 
-    held: in which blocks a file holds its matrices, `none` where they are plain numbers. blocks: it is a kind of file that may hold
-    some. Quantised weights leave keys and values in 16 bits, where nobody says otherwise. Raises ConfigError where a quantised
-    file was to be quantised again, which would lose twice.
+    checkpoint_dtype: of its plain matrices, most of them. held: in which blocks a file holds its matrices, `none` where they are plain
+    numbers. blocks: it is a kind of file that may hold some. Quantised weights leave keys and values in 16 bits, where nobody
+    says otherwise. Raises ConfigError where a quantised file was to be quantised again, which would lose twice.
     """
     quantised = held != "none"
     plain = DTYPES.get(checkpoint_dtype if dtype == AUTO else dtype, torch.float32)
@@ -74,15 +84,10 @@ def of_plan(
             )
         return Precision(plain, torch.bfloat16 if dtype == AUTO and plain == torch.float32 else plain, made)
     if blocks and dtype == AUTO and quantization == AUTO:
-        return Precision(torch.float32, torch.bfloat16 if quantised else plain, "stored")
+        return Precision(plain, torch.bfloat16 if quantised else plain, "stored")
     if quantised and dtype == AUTO:
         return Precision.of(torch.bfloat16 if native_bfloat16() else torch.float32)
     return Precision.of(plain)
-
-
-def as_stored() -> Precision:
-    """A quantised file as it is: its blocks are multiplied with inputs rounded to 8 bits, the rest is float32."""
-    return of_plan("float32", "blocks", blocks=True)
 
 
 def native_bfloat16() -> bool:

@@ -136,6 +136,7 @@ def inspect(
     files: ModelFiles, config: Fields, eos_token_ids: tuple[int, ...], *, trust_remote_code: bool
 ) -> TransformersModel:
     """Examine a model. config: its config.json. Raises ModelError with one sentence where it cannot be served this way."""
+    config.check_counts()
     architecture = next(iter(registry.names_in(config)), "")
     transformers = load_library(files.path, architecture or "a model of no known architecture")
     known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())

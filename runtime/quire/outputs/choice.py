@@ -77,6 +77,8 @@ class Choice:
         Raises RequestError where the engine could not go on with it.
         """
         self.see(delta)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if delta.finish_reason is FinishReason.ERROR and delta.error_param is not None:
             raise RequestError(delta.error or "bad value", param=delta.error_param, code="invalid_value")
         if delta.finish_reason is FinishReason.ERROR:
@@ -94,8 +96,6 @@ class Choice:
         count = self.text.num_tokens - before
         used, logprobs = delta.token_ids[:count], (delta.logprobs or [])[:count]
         self.logprob += sum(one.logprobs[0] for one in logprobs)
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
         hidden_stop = (
             delta.stop_token_id is not None
             and count == len(delta.token_ids)

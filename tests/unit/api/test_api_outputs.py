@@ -46,10 +46,26 @@ def test_an_answer_that_failed_is_never_the_best(tokenizer: Tokenizer) -> None:
     assert choices[2].mean_logprob < choices[0].mean_logprob
 
 
-def failure(choice: Choice) -> TokenDelta:
+def failure(choice: Choice, prompt_logprobs: list[TokenLogprobs] | None = None) -> TokenDelta:
     return TokenDelta(
-        request_id=choice.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error="no finite logits"
+        request_id=choice.request_id,
+        token_ids=[],
+        finish_reason=FinishReason.ERROR,
+        error="no finite logits",
+        prompt_logprobs=prompt_logprobs,
     )
+
+
+def test_what_a_lost_answer_told_of_the_prompt_is_kept(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(best_of=2, n=1, max_tokens=1, prompt_logprobs=0)
+    first, second = choices_of("a", [40, 41], params, tokenizer)
+    state = RequestState("a", "text", [first, second], RequestOutputKind.CUMULATIVE)
+    state.take(first, failure(first, [TokenLogprobs([41], [-0.5], 1)]))
+    state.take(second, token(second, -1.0))
+    output = state.output()
+    assert output is not None and output.prompt_logprobs is not None
+    nothing, told = output.prompt_logprobs
+    assert nothing is None and told is not None and told[41].logprob == -0.5
 
 
 async def test_a_stream_of_best_of_fails_only_where_too_few_are_left(tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ from quire.engine.results import NO_TOKEN
 from quire.engine.sampling import Sampler, plugins
 from quire.engine.sampling.plugins import Custom, load_processors
 from quire.errors import ConfigError
-from quire.request import AddRequest, FinishReason, SamplingParams
+from quire.request import AddRequest, FinishReason, SamplingParams, Sibling
 from quire_testing.cores import make_core
 from quire_testing.rows import make_row
 from quire_testing.tiny_llama import make_model, save_folder
@@ -33,6 +33,22 @@ class Only:
         return torch.full_like(logits, -torch.inf).index_fill_(0, torch.tensor([only]), 0.0)
 
 
+class FailsOnce:
+    """For the first request that has `extra_args`."""
+
+    def __init__(self) -> None:
+        self.called = False
+
+    def wants(self, params: SamplingParams) -> bool:
+        return bool(params.extra_args)
+
+    def __call__(self, logits: torch.Tensor, *_: Any) -> torch.Tensor:
+        if not self.called:
+            self.called = True
+            raise RuntimeError("once")
+        return logits
+
+
 class NotCallable:
     def wants(self, params: SamplingParams) -> bool:
         return True
@@ -42,11 +58,13 @@ class NotCallable:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entry points as an installed package would have them."""
     points = [
-        EntryPoint(name, f"{__name__}_plugin:{name}", plugins.GROUP) for name in ("Only", "NotCallable", "missing")
+        EntryPoint(name, f"{__name__}_plugin:{name}", plugins.GROUP)
+        for name in ("Only", "FailsOnce", "NotCallable", "missing")
     ]
     monkeypatch.setattr(plugins, "entry_points", lambda **given: EntryPoints(points).select(**given))
     module = type(plugins)(f"{__name__}_plugin")
-    module.Only, module.NotCallable = Only, NotCallable  # type: ignore[attr-defined]
+    for one in (Only, FailsOnce, NotCallable):
+        setattr(module, one.__name__, one)
     monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
 
 
@@ -54,7 +72,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_are_found_or_refused_with_what_there_is() -> None:
     assert [one.name for one in load_processors(["Only"])] == ["Only"]
     assert load_processors([]) == []
-    with pytest.raises(ConfigError, match=r"--logits-processors other: .* there are NotCallable, Only, missing"):
+    with pytest.raises(
+        ConfigError, match=r"--logits-processors other: .* there are FailsOnce, NotCallable, Only, missing"
+    ):
         load_processors(["other"])
     with pytest.raises(ConfigError, match=r"missing: .* cannot be loaded"):
         load_processors(["missing"])
@@ -84,6 +104,30 @@ def test_requests_that_ask_for_it_pass_through_it(tmp_path: Path) -> None:
     assert errors.keys() == {"2"}
     assert "the logits processor Only failed: TypeError" in (errors["2"] or "")
     assert core.scheduler.kv.pool.num_used == 0
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_answer_that_fails_first_still_tells_of_the_prompt(tmp_path: Path) -> None:
+    """Its siblings go on, and are not asked for it."""
+    core = make_core(save_folder(make_model(), tmp_path), logits_processors=("FailsOnce",), block_size=8)
+    params = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=0, extra_args={"fails": True})
+    for name in "ab":
+        siblings = tuple(Sibling(request_id=f"{name}-{i}", seed=i) for i in (1, 2))
+        core.add(
+            AddRequest(
+                request_id=f"{name}-0", prompt_token_ids=[5] * 20, params=params, arrival_s=0.0, siblings=siblings
+            )
+        )
+    told, reasons = {}, {}
+    while core.has_work:
+        for delta in core.step().deltas:
+            reasons[delta.request_id] = delta.finish_reason
+            if delta.prompt_logprobs is not None:
+                assert delta.queue_s is not None
+                told[delta.request_id] = len(delta.prompt_logprobs)
+    assert told == {"a-0": 19, "b-0": 19}
+    assert reasons.pop("a-0") is FinishReason.ERROR
+    assert set(reasons.values()) == {FinishReason.LENGTH} and len(reasons) == 5
 
 
 @pytest.mark.parametrize(

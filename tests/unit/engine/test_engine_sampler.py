@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from quire.engine.results import NO_TOKEN
 from quire.engine.sampling import Sampler
 from quire.engine.sampling import draw as draw_module
 from quire.engine.sampling.draw import draw
-from quire.engine.sampling.restrict import NUM_CANDIDATES
+from quire.engine.sampling.logprobs import token_logprobs
+from quire.engine.sampling.restrict import NUM_CANDIDATES, restrict
 from quire.engine.seeds import SeedStream, mix, nth_seed
 from quire.engine.sequence import Sequence
 from quire.request import SamplingParams
@@ -116,6 +118,69 @@ def test_a_row_is_drawn_the_same_alone_and_among_others(
     rows.insert(place, row)
     assert sample(torch.stack(rows), draws)[place] == alone
     assert row[alone] >= row.topk(min(top_k, 50) if top_k > 0 else 50).values[-1]
+
+
+WIDE = 40_001
+"""More than torch sums up on one thread, and no multiple of a vector's width."""
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def wide_row(seed: int) -> torch.Tensor:
+    row = torch.randn(WIDE, generator=torch.Generator().manual_seed(seed)) * 3
+    return row - row.max()
+
+
+def nucleus_edges(row: torch.Tensor) -> list[float]:
+    """Values of top_p that the likeliest tokens reach exactly, so that the last bit of any sum decides on one more."""
+    mass = row.double().exp().sort(descending=True).values.cumsum(0)
+    return [float(mass[i] / mass[-1]) for i in range(5, 900, 25)] + [float(mass[i] / mass[-1]) for i in (5000, 15_000)]
+
+
+def typical_edges(row: torch.Tensor) -> list[float]:
+    """Values of typical_p that end between two tokens on either side of the entropy and just as far from it: its last bit decides
+    which of them stays."""
+    information = -row.double().log_softmax(0)
+    weight = (-information).exp()
+    off = information - (information * weight).sum()
+    order = off.abs().argsort()
+    gap = off[order].abs().diff()
+    gap[off[order][1:].sign() == off[order][:-1].sign()] = math.inf
+    sorted_weight = weight[order]
+    mass = sorted_weight.cumsum(0) - sorted_weight / 2
+    return [float(mass[i]) for i in gap.argsort()[:40]]
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["top_p", "typical_p"])
+def test_what_a_row_keeps_is_the_same_alone_and_among_others(name: str, seed: int) -> None:
+    row = wide_row(seed)
+    edges = nucleus_edges(row) if name == "top_p" else typical_edges(row)
+    params = [SamplingParams(**{name: edge}) for edge in edges]
+    together = row.expand(len(params), -1).clone()
+    restrict(together, params)
+    for one, kept in zip(params, together, strict=True):
+        alone = row[None].clone()
+        restrict(alone, [one])
+        assert torch.equal(alone[0], kept), f"{name}={getattr(one, name)}"
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_noise_and_log_probabilities_are_the_same_bits_alone_and_among_others() -> None:
+    keys = [mix(i) for i in range(7)]
+    together = draw_module._exponential(keys, WIDE, torch.device("cpu")).log_()
+    alone = [draw_module._exponential([key], WIDE, torch.device("cpu")).log_() for key in keys]
+    assert torch.equal(together, torch.cat(alone))
+    rows = torch.stack([wide_row(seed) for seed in range(7)])
+    found = token_logprobs(rows, [3] * 7, [5] * 7)
+    assert found == [token_logprobs(row[None], [3], [5])[0] for row in rows]
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

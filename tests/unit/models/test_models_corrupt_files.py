@@ -228,6 +228,10 @@ def test_tensors_that_carry_nothing_are_ignored(whole: Path) -> None:
         ({"num_hidden_layers": "many"}, "num_hidden_layers must be a positive integer, got 'many'"),
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers must be at most 4096, got 1099511627776"),
         ({"num_hidden_layers": 2}, "lacks tensor model.layers.1."),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_hidden_layers": 4096, "num_local_experts": 4096},
+            "4096 layers of 4096 experts are more than the 131072 experts a model may have",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act must be one of silu, "),
         (
             {"architectures": ["MambaForCausalLM"]},

@@ -17,12 +17,13 @@ from torch import Tensor
 from quire.config import EngineConfig
 from quire.engine.memory import activation_bytes, sampling_bytes
 from quire.errors import ModelError
+from quire.models import checkpoint
 from quire.models.cpu_decoder import CPUDecoder
 from quire.models.decoder import Decoder
 from quire.models.executor import Batch, Executor, KVPool, allocate_kv_pool
 from quire.models.gguf_file import GGUFFile
 from quire.models.loader import Inspected, NativeModel, inspect
-from quire.models.precision import Precision, as_stored
+from quire.models.precision import Precision
 from quire.models.source import resolve
 from quire_kernels import dispatch, ops
 from quire_testing.fidelity import plan_bytes
@@ -154,7 +155,7 @@ def test_a_quantised_file_is_computed_as_it_is_stored(types: list[str], tmp_path
     file = save_gguf(source, save(source, tmp_path / "folder"), tmp_path / "tiny.gguf", types=types)
     model = inspect(resolve(str(file)))
     assert isinstance(model, NativeModel)
-    stored, _ = answers(model.plan().load(as_stored(), POSITIONS), model, 2, torch.float32)
+    stored, _ = answers(model.plan().load(model.plan().precision(), POSITIONS), model, 2, torch.float32)
     exact, _ = answers(model.modules(CPU).load(EXACT, POSITIONS), model, 2, torch.float32)
     one, other = torch.cat(stored), torch.cat(exact)
     error = float((one - other).square().mean().sqrt() / other.std())
@@ -169,7 +170,11 @@ def test_the_footprint_is_what_is_packed(tmp_path: Path) -> None:
         file = save_gguf(source, save(source, tmp_path / "folder"), tmp_path / "tiny.gguf", types=types)
         model = inspect(resolve(str(file)))
         quantised = [Precision(torch.float32, torch.bfloat16, name) for name in ("int8", "int4")]
-        for precision in (as_stored(), *quantised, *map(Precision.of, (torch.float32, torch.bfloat16, torch.float16))):
+        for precision in (
+            model.plan().precision(),
+            *quantised,
+            *map(Precision.of, (torch.float32, torch.bfloat16, torch.float16)),
+        ):
             with watch_packing() as packed:
                 model.on(CPU).load(precision, POSITIONS)
             vectors = 4 * sum(shape[0] for shape in model.description.parameters().values() if len(shape) == 1)
@@ -230,4 +235,21 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     file.write_bytes(raw)
     model = inspect(resolve(str(file)))
     with pytest.raises(ModelError, match=r"tensor blk.1.ffn_down.weight holds numbers that are not finite"):
-        model.on(CPU).load(as_stored(), 16)
+        model.on(CPU).load(model.plan().precision(), 16)
+
+
+K_BLOCKS = {
+    ops.GgmlType.Q4_K: lambda d: struct.pack("<ee", d, 0.0) + b"\xff" * 140,
+    ops.GgmlType.Q5_K: lambda d: struct.pack("<ee", 0.0, d) + b"\xff" * 172,
+    ops.GgmlType.Q6_K: lambda d: b"\xff" * 192 + b"\x80" * 16 + struct.pack("<e", d),
+}
+"""Of the largest integers: d times 63 is a scale, a minimum; d times -128 a scale."""
+
+
+@pytest.mark.parametrize("d", [100.0, 511.0, 512.0, 1039.0, 1040.0, 60_000.0, float("inf")])
+@pytest.mark.parametrize("kind", K_BLOCKS, ids=lambda kind: kind.name)
+def test_where_scales_are_finite_all_that_is_packed_is(kind: ops.GgmlType, d: float) -> None:
+    raw = torch.frombuffer(bytearray(K_BLOCKS[kind](d)), dtype=torch.uint8)
+    packed = ops.pack_gguf([(raw, kind, 1)], 256)
+    products = ops.packed_linear(torch.ones(1, 256), packed)
+    assert bool(torch.isfinite(products).all()) == bool(torch.isfinite(checkpoint._scales(raw, kind)).all())

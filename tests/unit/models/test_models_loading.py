@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from quire.models import checkpoint
 from quire.models.description import DecoderDescription
 from quire.models.loader import NativeModel, inspect
-from quire.models.precision import Precision, as_stored
+from quire.models.precision import Precision
 from quire.models.source import resolve
 from quire_kernels import ops
 from quire_kernels.ops import PackedWeight
@@ -110,7 +110,7 @@ def test_a_gguf_file_is_read_within_its_footprint(
 ) -> None:
     source = make("llama")
     model = native(save_gguf(source, save(source, tmp_path / "folder"), tmp_path / "tiny.gguf", types=types))
-    for precision in (*map(Precision.of, DTYPES), as_stored()):
+    for precision in (*map(Precision.of, DTYPES), model.plan().precision()):
         check_reading(model, precision, monkeypatch)
 
 

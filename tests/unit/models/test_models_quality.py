@@ -21,7 +21,7 @@ from quire.models.checkpoint import GGUFCheckpoint
 from quire.models.cpu_decoder import PlanBuilder
 from quire.models.executor import Batch, Executor, allocate_kv_pool
 from quire.models.loader import NativeModel, inspect
-from quire.models.precision import Precision, as_stored
+from quire.models.precision import Precision
 from quire.models.source import resolve
 from quire.text import load_tokenizer
 from quire_kernels import ops
@@ -121,7 +121,7 @@ def plain(model: NativeModel, tokens: list[int]) -> Tensor:
 
 
 def test_the_file_as_it_is_stored(model: NativeModel, tokens: list[int], plain: Tensor) -> None:
-    stored = distributions(model.plan().load(as_stored(), CONTEXT), model, tokens, torch.bfloat16)
+    stored = distributions(model.plan().load(model.plan().precision(), CONTEXT), model, tokens, torch.bfloat16)
     assert 0 < apart(stored, plain) < STORED
 
 

@@ -186,6 +186,35 @@ def test_what_paged_attention_cannot_do_is_refused_by_name(
     assert config.architectures[0] in message
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "why"),
+    [
+        ("gpt_neox", {"num_hidden_layers": 1 << 40}, "num_hidden_layers must be at most 4096, got 1099511627776"),
+        ("gpt2", {"n_layer": 1 << 40}, "n_layer must be at most 4096"),
+        (
+            "cohere2",
+            {"num_hidden_layers": 5000, "layer_types": None},
+            "num_hidden_layers must be at most 4096, got 5000",
+        ),
+        ("deepseek_v3", {"n_routed_experts": 1 << 31}, "n_routed_experts must be at most 4096"),
+        (
+            "deepseek_v3",
+            {"n_routed_experts": 4000, "num_hidden_layers": 4000},
+            "4000 layers of 4000 experts are more than the 131072 experts a model may have",
+        ),
+        ("gpt_neox", {"text_config": {"num_layers": 1 << 40}}, "num_layers must be at most 4096"),
+    ],
+)
+def test_counts_that_no_model_has_are_refused_before_lists_are_made_of_them(
+    kind: str, changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    config = transformers.AutoConfig.for_model(kind)
+    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    content = config.to_dict() | {"architectures": [names[kind]]} | changes
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert f"{tmp_path / 'config.json'}: {why}" in refused(tmp_path)
+
+
 def test_weights_are_read_strictly(copied: Path) -> None:
     file = copied / "model.safetensors"
     tensors = load_file(file)

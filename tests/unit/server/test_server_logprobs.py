@@ -122,7 +122,7 @@ async def test_best_of_returns_the_likeliest_answers_best_first(live: Live) -> N
 @pytest.mark.parametrize(("failing", "status"), [(0, 200), (1, 200), (2, 400)])
 async def test_best_of_may_lose_the_answers_that_do_not_come_back(live: Live, failing: int, status: int) -> None:
     live.engine.hold()
-    asked = asyncio.create_task(live.complete(best_of=3, n=2, max_tokens=50))
+    asked = asyncio.create_task(live.complete([[5, 6, 7]], best_of=3, n=2, max_tokens=50, prompt_logprobs=1))
     await live.engine.until(lambda: len(live.engine.requests) == 3)
     for request in live.engine.requests[:failing]:
         live.engine.fail(request.request_id, "structured_outputs: too complex", param="structured_outputs")
@@ -130,7 +130,12 @@ async def test_best_of_may_lose_the_answers_that_do_not_come_back(live: Live, fa
     response = await asked
     assert response.status_code == status
     if status == 200:
-        assert [choice["text"] for choice in response.json()["choices"]] == [TEXT] * 2
+        choices = response.json()["choices"]
+        assert [choice["text"] for choice in choices] == [TEXT] * 2
+        assert [[list(one or ()) for one in choice["prompt_logprobs"]] for choice in choices] == [
+            [[], ["6", "3"], ["7", "3"]]
+        ] * 2, "the answer that told them may be the one that is lost"
+        assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 1
     else:
         assert response.json()["error"]["param"] == "structured_outputs"
     assert live.frontend.num_in_flight == 0

@@ -1,7 +1,8 @@
 """Narrow a distribution: min-p, typical-p, top-k and top-p, in that order, for rows of logits at once.
 
 Rows that ask for none are not copied. Logits here have a maximum of 0, so that `exp` gives probabilities relative to the
-likeliest token's.
+likeliest token's. What a row keeps does not depend on the rows beside it, nor on the number of threads: rows are summed up by
+`cumsum`, one number after the other (`sum` cuts a long row among the threads where it is the only one, but not where there are several).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _typical_p(logits: Tensor, typical_p: Rows[float]) -> None:
         rows = logits.index_select(0, index)
         information = rows.log_softmax(dim=-1).neg_()
         weight = information.neg().exp_()
-        entropy = (information * weight).nan_to_num_(nan=0.0).sum(dim=-1, keepdim=True)
+        entropy = (information * weight).nan_to_num_(nan=0.0).cumsum_(dim=-1)[:, -1:]
         order = (information - entropy).abs_().argsort(dim=-1, stable=True)
         sorted_weight = weight.gather(1, order)
         drop = sorted_weight.cumsum(dim=-1).sub_(sorted_weight) >= mass
@@ -83,11 +84,11 @@ def _floor(logits: Tensor, k: Tensor, p: Tensor, num_candidates: int) -> tuple[T
     rank = torch.arange(num_candidates, device=logits.device)
     within = rank < k.unsqueeze(1)
     weight = top.exp().masked_fill_(~within, 0.0)
-    everything = logits.exp().sum(dim=-1)
-    limited = k <= num_candidates
-    total = torch.where(limited, weight.sum(dim=-1), everything)
-    before = weight.cumsum(dim=-1) - weight
-    kept = within & ((before < (p * total).unsqueeze(1)) | (rank == 0))
+    reached = weight.cumsum(dim=-1)
+    total, limited = reached[:, -1], k <= num_candidates
+    if num_candidates < vocab:
+        total = torch.where(limited, total, logits.exp().cumsum_(dim=-1)[:, -1])
+    kept = within & ((reached - weight < (p * total).unsqueeze(1)) | (rank == 0))
     num_kept = kept.sum(dim=-1)
     floor = top.gather(1, (num_kept - 1).unsqueeze(1)).squeeze(1)
     return floor, limited | ((k >= vocab) & (num_kept < num_candidates))
