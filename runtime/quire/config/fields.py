@@ -147,8 +147,9 @@ class EngineConfig(BaseModel):
     )
     grammar_memory: Size | None = Field(
         None,
-        description="memory of one grammar, beyond it 400; default: its part of what all may hold together (half of what the "
-        "memory plan leaves, 4Gi at most, in max_compiling_grammars + 1 parts), from 64Mi to 1Gi",
+        description="memory of one grammar, beyond it 400, of which the memory plan leaves max_compiling_grammars + 1; default: its "
+        "part of what all may hold together (half of what the plan leaves, 4Gi at most, in as many parts), 64Mi where "
+        "there is room, at most 1Gi",
     )
     grammar_compile_timeout: float = Field(
         5.0, gt=0, le=600, description="seconds of CPU that compiling a grammar may take; beyond it 400"

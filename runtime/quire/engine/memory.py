@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quire.config import EngineConfig, parse_bytes
 from quire.engine.budget import MIB, Budget, mib
-from quire.engine.grammar.limits import total_memory
+from quire.engine.grammar.limits import needed_memory, nursery_memory, total_memory
 from quire.engine.sampling.logprobs import ROWS
 from quire.engine.sampling.restrict import SORTED_ROWS
 from quire.errors import ModelError
@@ -18,6 +18,8 @@ from quire.models.executor import Footprint, ModelFacts
 
 LEAST_STEP = 64
 """No smaller token budget is advised."""
+USEFUL_LEN = 512
+"""A pool of fewer tokens leaves nothing to grammars."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class MemoryPlan:
 
     tables: cosines and sines of the positions up to that length. swap is part of `available` only where swap_apart is false: a
     GPU's host pool lies in other memory. loading: what is held beside weights and tables while weights are read, before activations and pools.
-    grammars: what processes of structured outputs hold at most, of what the plan leaves.
+    grammars: what workers of structured outputs hold at most, of what the plan leaves, beside their nursery; 0: there can be none.
     """
 
     weights: int
@@ -37,6 +39,7 @@ class MemoryPlan:
     swap_apart: bool
     loading: int
     grammars: int
+    nursery: int
     available: int
     num_blocks: int
     num_swap_blocks: int
@@ -63,7 +66,11 @@ class MemoryPlan:
             + f" = {mib(self.total)} of {mib(self.available)} available"
             + (f" ({mib(self.peak)} while weights are read)" if self.peak > self.total else "")
             + (f", {swap} of the host's memory" if swap and self.swap_apart else "")
-            + f", at most {mib(self.grammars)} beside it for structured outputs"
+            + (
+                f", at most {mib(self.grammars + self.nursery)} beside it for structured outputs"
+                if self.grammars
+                else ", too little beside it for structured outputs"
+            )
         )
 
 
@@ -95,6 +102,9 @@ def plan(
     swap = num_swap_blocks * block_bytes
     if swap_budget is None:
         room -= swap
+    # Of main memory, what is never planned is for structured outputs too.
+    grammars = needed_memory(config, facts.vocab_size) - (budget.available - budget.usable)
+    grammars = max(grammars, 0) if swap_budget is None else 0
     left = room
     # tables reach as far as the pool does, at most to the wanted length
     room -= min(max(room // (block_bytes + block_tables), 1) * block_tables, wanted_len * position_bytes)
@@ -110,10 +120,10 @@ def plan(
                 footprint,
                 smaller,
                 kv_dtype_bytes,
-                more=budget.more(whole - room) or budget.more(block_bytes - room),
+                more=budget.more(whole + grammars - room) or budget.more(block_bytes - room),
             )
         )
-    num_blocks = _num_blocks(config, block_bytes, room, budget, per_sequence)
+    num_blocks = _num_blocks(config, block_bytes, room, budget, per_sequence, grammars)
     tokens = num_blocks * config.block_size
     if config.max_model_len is not None and tokens < wanted_len:
         needed = per_sequence * block_bytes
@@ -136,7 +146,8 @@ def plan(
         swap=swap,
         swap_apart=swap_budget is not None,
         loading=footprint.loading,
-        grammars=total_memory(config, unplanned),
+        grammars=total_memory(config, unplanned, facts.vocab_size),
+        nursery=nursery_memory(facts.vocab_size),
         available=budget.available,
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
@@ -190,8 +201,11 @@ def _num_swap_blocks(config: EngineConfig, block_bytes: int, room: int, apart: B
     return swap // block_bytes
 
 
-def _num_blocks(config: EngineConfig, block_bytes: int, room: int, budget: Budget, per_sequence: int) -> int:
-    """room holds one block at least. per_sequence: blocks of a sequence of the wanted length."""
+def _num_blocks(
+    config: EngineConfig, block_bytes: int, room: int, budget: Budget, per_sequence: int, grammars: int
+) -> int:
+    """room holds one block at least. per_sequence: blocks of a sequence of the wanted length. grammars: what a pool of default size
+    leaves of it to them, if it is worth having then."""
     fitting = room // block_bytes
     if config.num_blocks is not None:
         if config.num_blocks > fitting:
@@ -214,7 +228,9 @@ def _num_blocks(config: EngineConfig, block_bytes: int, room: int, budget: Budge
         return pool // block_bytes
     # However modest, a pool holds a sequence of the length that was asked for, and never more than all places can use.
     least = 1 if config.max_model_len is None else per_sequence
-    usual = min(budget.pool // block_bytes, config.max_num_seqs * per_sequence)
+    worth = max(room // 2, min(-(-USEFUL_LEN // config.block_size), per_sequence) * block_bytes)
+    left = room - grammars if room - grammars >= worth or config.grammar_memory is not None else room
+    usual = min(budget.pool // block_bytes, left // block_bytes, config.max_num_seqs * per_sequence)
     return min(max(usual, least), fitting)
 
 

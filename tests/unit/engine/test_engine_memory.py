@@ -12,6 +12,7 @@ import torch
 
 from quire.config import EngineConfig, parse_bytes
 from quire.engine.budget import GPUBudget, HostBudget
+from quire.engine.grammar.limits import nursery_memory
 from quire.engine.host import HostMemory
 from quire.engine.memory import MemoryPlan, plan, sampling_bytes
 from quire.engine.prompt_logprobs import PromptSpan, prompt_logprobs
@@ -53,6 +54,7 @@ def planned(
     **config: object,
 ) -> MemoryPlan:
     """In main memory of `mib` MiB, or on a GPU. loading_mib: taken while weights are read."""
+    apart_mib = 64_000 if gpu is not None and apart_mib is None else apart_mib
     memory = HostMemory(available=mib * MIB, limited=limited, limit=(mib + 300) * MIB)
     apart = None if apart_mib is None else HostMemory(available=apart_mib * MIB, limited=False, limit=apart_mib * MIB)
     settings = EngineConfig(model="smol", **config)  # type: ignore[arg-type]
@@ -225,15 +227,52 @@ def test_swap_space_shares_the_memory_of_a_cpu() -> None:
 
 
 def test_structured_outputs_have_half_of_what_is_left() -> None:
-    result = planned(4000)
-    assert result.grammars == (4000 * MIB - result.total) // 2
-    assert str(result).endswith(
-        f" available, at most {result.grammars / MIB:,.0f} MiB beside it for structured outputs"
-    )
-    assert planned(1000).grammars == 192 * MIB, "the least"
-    assert planned(4000, grammar_memory="1Gi").grammars == 3072 * MIB
+    result = planned(8000)
+    assert result.nursery == nursery_memory(SMOL.vocab_size)
+    assert result.grammars == (8000 * MIB - result.total - result.nursery) // 2
+    both = (result.grammars + result.nursery) / MIB
+    assert str(result).endswith(f" available, at most {both:,.0f} MiB beside it for structured outputs")
+    assert planned(4000).grammars == 192 * MIB, "the usual, and more than half"
     on_gpu = planned(0, gpu=gpu(), apart_mib=2000, swap_space="512Mi", max_model_len=1024)
-    assert on_gpu.grammars == (2000 * MIB - on_gpu.swap) // 2, "of main memory"
+    assert on_gpu.grammars == (2000 * MIB - on_gpu.swap - on_gpu.nursery) // 2, "of main memory"
+
+
+def beside(result: MemoryPlan) -> int:
+    """What the plan leaves."""
+    return result.available - result.total
+
+
+@pytest.mark.parametrize("mib", [1000, 1100, 1200, 1300])
+def test_a_pool_of_default_size_leaves_what_grammars_need_at_least(mib: int) -> None:
+    result = planned(mib)
+    assert 0.1 * mib < 132, "the rest is not enough"
+    assert 48 * MIB <= result.grammars <= beside(result) - result.nursery < 50 * MIB
+
+
+def test_but_not_where_it_would_be_of_no_use_then_nor_of_what_was_asked_for() -> None:
+    tight = planned(820)
+    assert (tight.grammars, tight.total > 0.9 * 819 * MIB) == (0, True)
+    assert tight.max_model_len > 512
+    assert str(tight).endswith(" available, too little beside it for structured outputs")
+    asked = planned(1200, max_model_len=8192)
+    assert asked.max_model_len == 8192
+    pool = planned(1000, kv_cache_memory="150Mi")
+    assert pool.grammars <= beside(pool) - pool.nursery
+
+
+def test_memory_of_one_grammar_that_is_said_is_left_by_the_pool_or_refused_by_name() -> None:
+    result = planned(4000, grammar_memory="1Gi")
+    assert result.grammars == 3072 * MIB <= beside(result) - result.nursery
+    message = refused(1500, grammar_memory="1Gi")
+    assert message.startswith("--grammar-memory 1Gi does not fit: ")
+    fits = re.search(r"--grammar-memory (\d+Mi) fits$", message).group(1)  # type: ignore[union-attr]
+    found = planned(1500, grammar_memory=fits)
+    assert found.grammars == 3 * parse_bytes(fits, flag="") <= beside(found) - found.nursery
+    message = refused(1000, grammar_memory="64Mi", kv_cache_memory="180Mi")
+    assert message.endswith("; leave it out, or take a smaller KV pool")
+    assert planned(1500, grammar_memory="64Mi").grammars >= 192 * MIB
+    message = refused(0, gpu=gpu(), apart_mib=2000, grammar_memory="1Gi")
+    assert "but the memory plan leaves 2,000 MiB; --grammar-memory 638Mi fits" in message
 
 
 def test_swap_space_of_a_gpu_lies_in_the_hosts_memory() -> None:
@@ -279,7 +318,8 @@ def test_position_tables_are_counted_as_far_as_the_model_is_served() -> None:
 def test_long_tables_and_the_pool_share_what_there_is(mib: int) -> None:
     long = replace(SMOL, max_model_len=1 << 20)
     result = planned(mib, model=long)
-    assert 0.9 * mib * MIB - 2 * MIB < result.total <= 0.9 * mib * MIB
+    spared = max(132 - 0.1 * mib, 0) if mib == 1000 else 0  # for grammars, where the pool is worth having then
+    assert (0.9 * mib - spared - 2) * MIB < result.total <= (0.9 * mib - spared) * MIB
     assert result.tables == result.max_model_len * 64 * 4
     explicit = planned(mib, model=long, max_model_len=result.max_model_len)
     assert (explicit.total, explicit.max_model_len) == (result.total, result.max_model_len)

@@ -12,8 +12,8 @@ import pytest
 
 from quire.config import EngineConfig
 from quire.engine.core import EngineCore
-from quire.engine.grammar.limits import limits_of, total_memory
-from quire.errors import ConfigError
+from quire.engine.grammar.limits import limits_of, needed_memory, nursery_memory, total_memory
+from quire.errors import ConfigError, ModelError
 from quire.metrics import EngineMetrics
 from quire.request import EngineReady, FinishReason, GrammarStats
 from quire_testing.cores import make_core
@@ -23,14 +23,29 @@ PROMPT = list(range(5, 35))
 MIB = 1 << 20
 
 
+VOCAB_SIZE = 49_152
+
+
 def limits(left_mib: int = 8192, **fields: Any) -> Any:
+    """left_mib: of what the plan leaves, beside the nursery."""
     config = EngineConfig(**fields)
-    return limits_of(config, total_memory(config, left_mib * MIB))
+    left = left_mib * MIB + nursery_memory(VOCAB_SIZE)
+    return limits_of(config, total_memory(config, left, VOCAB_SIZE))
 
 
 @pytest.mark.parametrize(
     ("left_mib", "total_mib", "one_mib"),
-    [(-50, 192, 64), (100, 192, 64), (600, 300, 100), (3000, 1500, 500), (8192, 4096, 1024), (1 << 20, 4096, 1024)],
+    [
+        (-50, 0, 0),
+        (47, 0, 0),
+        (48, 48, 16),
+        (99, 99, 33),
+        (300, 192, 64),
+        (600, 300, 100),
+        (3000, 1500, 500),
+        (8192, 4096, 1024),
+        (1 << 20, 4096, 1024),
+    ],
 )
 def test_the_default_memory_follows_what_the_plan_leaves(left_mib: int, total_mib: int, one_mib: int) -> None:
     found = limits(left_mib)
@@ -39,15 +54,49 @@ def test_the_default_memory_follows_what_the_plan_leaves(left_mib: int, total_mi
 
 @pytest.mark.parametrize("compiling", [1, 12, 64])
 def test_one_grammar_has_enough_to_start_however_many_may_compile(compiling: int) -> None:
-    found = limits(100, max_compiling_grammars=compiling)
-    assert (found.memory_bytes, found.total_bytes) == (64 * MIB, 64 * MIB * (compiling + 1))
+    parts = compiling + 1
+    found = limits(64 * parts, max_compiling_grammars=compiling)
+    assert (found.memory_bytes, found.total_bytes) == (64 * MIB, 64 * MIB * parts)
+    found = limits(16 * parts, max_compiling_grammars=compiling)
+    assert (found.memory_bytes, found.total_bytes) == (16 * MIB, 16 * MIB * parts)
 
 
 def test_where_the_memory_of_one_is_given_there_is_room_for_those_that_compile_and_one_more() -> None:
-    found = limits(100, grammar_memory="1Gi", max_compiling_grammars=3)
+    found = limits(4096, grammar_memory="1Gi", max_compiling_grammars=3)
     assert (found.memory_bytes, found.total_bytes) == (1024 * MIB, 4096 * MIB)
     found = limits(900, grammar_memory="16Mi")
     assert (found.memory_bytes, found.total_bytes) == (16 * MIB, 450 * MIB)
+
+
+def test_memory_of_one_that_does_not_fit_is_refused_with_the_sum_and_what_fits() -> None:
+    with pytest.raises(ModelError) as caught:
+        limits(4095, grammar_memory="1Gi", max_compiling_grammars=3)
+    assert str(caught.value) == (
+        "--grammar-memory 1Gi does not fit: it is taken 4 times (--max-compiling-grammars + 1), with 84 MiB for the process that "
+        "they share 4,180 MiB, but the memory plan leaves 4,179 MiB; --grammar-memory 1023Mi fits"
+    )
+    assert limits(4095, grammar_memory="1023Mi", max_compiling_grammars=3).memory_bytes == 1023 * MIB
+    for left_mib in (-500, 40):
+        with pytest.raises(ModelError, match=r"leaves \d+ MiB; leave it out, or take a smaller KV pool$"):
+            limits(left_mib, grammar_memory="64Mi")
+
+
+def test_the_nursery_is_counted_by_its_vocabulary() -> None:
+    assert needed_memory(EngineConfig(), 300) == nursery_memory(300) + 48 * MIB
+    assert needed_memory(EngineConfig(grammar_memory="1Gi"), 300) == nursery_memory(300) + 3072 * MIB
+    assert 23 * MIB < nursery_memory(300) < 30 * MIB
+    assert 205 * MIB < nursery_memory(151_936) < 220 * MIB
+
+
+def test_where_there_is_too_little_memory_requests_hear_it(folder: Path) -> None:
+    core = make_core(folder)
+    bound(core, 0)
+    bound_to, free = params(0, 5, regex="a"), params(0, 5)
+    answers = run(core, {"bound": (PROMPT, bound_to), "free": (PROMPT, free)})
+    said = "structured_outputs: structured outputs are not available: the memory plan leaves too little for them"
+    assert (answers["bound"].error, answers["bound"].error_param) == (said, "structured_outputs")
+    assert answers["free"].error is None
+    assert grammars_of(core)._nursery is None
 
 
 def test_flags_become_limits() -> None:
@@ -135,7 +184,7 @@ def test_a_grammar_that_fails_in_mid_answer_for_want_of_room_asks_to_be_sent_aga
     while len(answers) < 2:
         step(core, answers)
     sizes = sorted(grammar.taken_bytes for grammar in grammars._kept.values())
-    assert sizes[0] < sizes[1] / 2
+    assert sizes[0] < sizes[1]
     bound(core, sizes[1] - 1)
     finish(core, answers)
     assert answers["large"].token_ids, "in the middle"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from quire.engine.grammar.client import Grammars
-from quire.engine.grammar.protocol import Limits, Settings
+from quire.engine.grammar.protocol import OWN_BYTES, Limits, Settings
+from quire.engine.grammar.worker import _until_closed
 from quire.structured import structured_output
 from quire_testing.structured import EXPLOSIVE
 from tiny_text import VOCAB_SIZE
@@ -65,8 +69,8 @@ def test_a_worker_tells_what_it_holds_when_it_has_compiled(grammars: Grammars) -
     while not (large.settled and small.settled):
         grammars.poll(1.0)
     assert large.failure is small.failure is None
-    assert MIB < large.taken_bytes < 64 * MIB
-    assert small.taken_bytes < large.taken_bytes / 2
+    assert OWN_BYTES <= small.taken_bytes < 16 * MIB
+    assert small.taken_bytes + MIB < large.taken_bytes < 64 * MIB
     assert grammars.taken_bytes == large.taken_bytes + small.taken_bytes
 
 
@@ -79,6 +83,7 @@ def test_what_is_to_wait_again_stops_compiling_at_once_and_can_be_compiled_later
     grammars.poll()
     [pid] = until_born(grammars, {other})
     process = os.pidfd_open(pid)
+    until_busy(pid)
     grammars._withdraw(bad)
     assert ended(process, within_s=60)
     os.close(process)
@@ -94,6 +99,26 @@ def until_born(grammars: Grammars, known: set[int]) -> set[int]:
     while not (born := set(children(nursery_of(grammars))) - known):
         pass
     return born
+
+
+def until_busy(pid: int) -> None:
+    """It has used a tenth of a second of CPU time."""
+    while int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]) < os.sysconf("SC_CLK_TCK") // 10:
+        pass
+
+
+def test_while_it_compiles_it_notices_an_end_that_came_before_and_nothing_afterwards() -> None:
+    def watched(end: Connection) -> bool:
+        return bool(fcntl.fcntl(end.fileno(), fcntl.F_GETFL) & os.O_ASYNC)
+
+    ours, theirs = Pipe()
+    with theirs:
+        with ours:
+            with _until_closed(theirs):
+                assert watched(theirs)
+            assert not watched(theirs)
+        with pytest.raises(EOFError), _until_closed(theirs):
+            raise AssertionError("it went on")
 
 
 ENGINE = """
@@ -124,6 +149,7 @@ def test_nobody_outlives_the_engine_however_it_ends_and_whatever_is_compiled(gra
         nursery = int(engine.stdout.readline())
         while len(children(nursery)) < 2:
             pass
+        until_busy(max(children(nursery)))
         processes = [os.pidfd_open(pid) for pid in (nursery, *children(nursery))]
         assert not ended(*processes, within_s=0)
         engine.send_signal(signal.SIGKILL)

@@ -79,7 +79,10 @@ class Grammars:
         if grammar is None or (grammar.failure is not None and not grammar.lasting):
             urgent |= grammar is not None and grammar.failure is not None and grammar.failure.reason is Reason.LOST
             grammar = self._known[output.key] = Grammar(output, self.limits, urgent=urgent)
-            if len(output.spec.encode()) > self.limits.spec_bytes:
+            if not self.limits.total_bytes:
+                message = "structured outputs are not available: the memory plan leaves too little for them"
+                self._fail(grammar, Reason.UNAVAILABLE, message)
+            elif len(output.spec.encode()) > self.limits.spec_bytes:
                 self._fail(
                     grammar, Reason.INVALID, f"it must be at most {self.limits.spec_bytes} bytes (--max-grammar-size)"
                 )

@@ -14,6 +14,8 @@ import msgspec
 from quire.structured import Kind, Reason
 
 PATIENCE = 60
+OWN_BYTES = 4 << 20
+"""A worker writes to so much of what it inherits, and has it for itself then (3 to 5 MiB were measured)."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,9 +28,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     mean_cpu_s: float
     """A token on average; a sequence may be `mask_cpu_s` ahead of it."""
     memory_bytes: int
-    """One worker, beside what all of them share."""
+    """One worker, beside what all of them share: `OWN_BYTES`, and what it takes more than it inherited."""
     total_bytes: int
-    """All workers: what they hold, and `memory_bytes` for each that compiles."""
+    """All workers: what they hold, and `memory_bytes` for each that compiles. 0: there can be none."""
     num_compiling: int
     num_grammars: int
     """Workers that live at once: those of requests, and those kept for later ones."""

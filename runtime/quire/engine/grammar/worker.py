@@ -150,7 +150,7 @@ class Worker:
             return None
         from quire.engine.grammar.library import GrammarError, compile_grammar
 
-        _limit_address_space(self._inherited_bytes + self._limits.memory_bytes)
+        _limit_address_space(self._inherited_bytes + self._limits.memory_bytes - say.OWN_BYTES)
         try:
             with _alarm(self._limits.compile_cpu_s), _until_closed(self._connection):
                 root = compile_grammar(nursery.tokens, request)
@@ -200,7 +200,7 @@ class Worker:
         return mask
 
     def _held_bytes(self) -> int:
-        return max(_address_space() - self._inherited_bytes, 0)
+        return say.OWN_BYTES + max(_address_space() - self._inherited_bytes, 0)
 
     def _send(self, message: say.Born | say.Compiled | say.Refused | say.Faults) -> None:
         self._connection.send_bytes(say.encoder.encode(message))
