@@ -16,6 +16,7 @@ LIMIT_SHARE = 0.90
 FREE_SHARE = 0.25
 """Without a limit the machine is shared with others: a pool of default size takes at most this much of what is free."""
 MIB = 1 << 20
+_UNITS = ((MIB, "Mi"), (1024, "Ki"))
 
 
 class Budget(Protocol):
@@ -41,8 +42,9 @@ class Budget(Protocol):
         """`usable`, as it follows "more than"."""
         ...
 
-    def more(self, missing: int) -> str:
-        """What to do so that `missing` bytes more are usable; empty where there are none to be had."""
+    def more(self, missing: int, full: int = 0, purpose: str = "") -> str:
+        """What to do so that `missing` bytes more are usable, empty where there are none to be had; and behind it how far to go for a
+        purpose that takes `full` bytes more, where that is further and can be had."""
         ...
 
 
@@ -69,11 +71,12 @@ class HostBudget:
         whose = "the container's limit leaves" if self.memory.limited else "are free"
         return f"{LIMIT_SHARE:.0%} of the {mib(self.available)} that {whose}"
 
-    def more(self, missing: int) -> str:
-        extra = int(missing / LIMIT_SHARE) + MIB
-        if self.memory.limited:
-            return f"raise the limit to {mib(self.memory.limit + extra)}"
-        return f"free memory to {mib(self.memory.available + extra)}"
+    def more(self, missing: int, full: int = 0, purpose: str = "") -> str:
+        limited = self.memory.limited
+        now = self.memory.limit if limited else self.memory.available
+        amount, enough = (mib(now + int(lacking / LIMIT_SHARE) + MIB) for lacking in (missing, full))
+        verb = "raise the limit" if limited else "free memory"
+        return _as_far_as(verb, amount, enough, purpose if full > missing else "")
 
 
 @dataclass(frozen=True)
@@ -103,18 +106,40 @@ class GPUBudget:
             f"{mib(self.total)}, {mib(self._used)} of which are in use"
         )
 
-    def more(self, missing: int) -> str:
-        needed = self.available + missing
-        share = math.ceil((needed + self._used) / self.total * 100) / 100
+    def more(self, missing: int, full: int = 0, purpose: str = "") -> str:
+        share, enough = (
+            math.ceil((self.available + lacking + self._used) / self.total * 100) / 100 for lacking in (missing, full)
+        )
         if share <= 1.0:
-            return f"raise --gpu-memory-utilization to {share:g}"
-        if needed <= self.total:
+            purpose = purpose if share < enough <= 1.0 else ""
+            return _as_far_as("raise --gpu-memory-utilization", f"{share:g}", f"{enough:g}", purpose)
+        if self.available + missing <= self.total:
             return "free memory of the GPU, and raise --gpu-memory-utilization"
         return ""
 
     @property
     def _used(self) -> int:
         return self.total - self.free
+
+
+def _as_far_as(verb: str, amount: str, enough: str, purpose: str) -> str:
+    return f"{verb} to {amount}" + (f" (to {enough} for {purpose})" if purpose else "")
+
+
+def at_most(most: int, *, least: int) -> str:
+    """A flag's value of `most` bytes, in whole MiB, or in KiB or bytes where rounding down would give less than `least`."""
+    for unit, name in _UNITS:
+        if most // unit * unit >= least:
+            return f"{most // unit}{name}"
+    return str(most)
+
+
+def at_least(least: int, *, most: int) -> str:
+    """A flag's value of `least` bytes, in whole MiB, or in KiB or bytes where rounding up would give more than `most`."""
+    for unit, name in _UNITS:
+        if -(-least // unit) * unit <= most:
+            return f"{-(-least // unit)}{name}"
+    return str(least)
 
 
 def mib(num_bytes: int) -> str:

@@ -1,7 +1,8 @@
 """The memory plan: weights, activations and KV pool, summed up before any of it is taken.
 
-Pure arithmetic on facts of a model, a configuration and what there is. What does not fit is refused with the sum and the
-flag value that would fit; a model's full length shrinks to the pool only where the user did not ask for a length.
+Pure arithmetic on facts of a model, a configuration and what there is. What does not fit is refused with the sum, and with a
+value of the flag at fault that would fit; `advice` says what else would. A model's full length shrinks to the pool only where the
+user did not ask for a length.
 """
 
 from __future__ import annotations
@@ -9,17 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config import EngineConfig, parse_bytes
-from quire.engine.budget import MIB, Budget, mib
+from quire.engine.budget import Budget, at_least, at_most, mib
 from quire.engine.grammar.limits import needed_memory, nursery_memory, total_memory
-from quire.engine.sampling.logprobs import ROWS
-from quire.engine.sampling.restrict import SORTED_ROWS
+from quire.engine.need import USEFUL_LEN, Need
 from quire.errors import ModelError
-from quire.models.executor import Footprint, ModelFacts
 
-LEAST_STEP = 64
-"""No smaller token budget is advised."""
-USEFUL_LEN = 512
-"""A pool of fewer tokens leaves nothing to grammars."""
+
+class Short(ModelError):
+    """The memory is short, and it was not one flag that asked for too much.
+
+    fits: values of flags with which it would fit. missing: bytes that would do; 0 where they alone would not. full: the same for a sequence of the
+    model's length, where less was asked for; else 0.
+    """
+
+    def __init__(self, message: str, *, fits: tuple[str, ...] = (), missing: int = 0, full: int = 0) -> None:
+        super().__init__(message)
+        self.fits = fits
+        self.missing = missing
+        self.full = full
 
 
 @dataclass(frozen=True)
@@ -74,66 +82,44 @@ class MemoryPlan:
         )
 
 
-def plan(
-    facts: ModelFacts,
-    config: EngineConfig,
-    footprint: Footprint,
-    *,
-    smaller: Footprint | None = None,
-    kv_dtype_bytes: int,
-    budget: Budget,
-    swap_budget: Budget | None = None,
-) -> MemoryPlan:
-    """footprint: of the model; smaller: of the same in bfloat16, where that can be advised. budget: the memory of the device.
-    swap_budget: that of the swap pool, where it is another.
+def plan(need: Need, budget: Budget, swap_budget: Budget | None = None) -> MemoryPlan:
+    """budget: the memory of the device. swap_budget: that of the swap pool, where it is another.
 
-    Raises ModelError where the model, the pools or the wanted length does not fit, saying what would.
+    Raises Short where the model or the wanted length does not fit, ModelError where a flag asks for too much.
     """
-    weights = footprint.weights
-    activations = activation_bytes(facts, config, footprint)
-    block_bytes = facts.kv_elements_per_token() * config.block_size * kv_dtype_bytes
+    config, footprint, wanted_len = need.config, need.footprint, need.wanted_len
+    weights, activations = footprint.weights, need.activation_bytes
     room = budget.usable - weights - activations
-    wanted_len = min(config.max_model_len or facts.max_model_len, facts.max_model_len)
-    per_sequence = -(-wanted_len // config.block_size)
-    position_bytes = facts.table_elements_per_position() * 4
-    block_tables = min(config.block_size, wanted_len) * position_bytes
-    whole = per_sequence * (block_bytes + block_tables)  # a sequence of the wanted length
-    num_swap_blocks = _num_swap_blocks(config, block_bytes, room - block_tables, swap_budget)
-    swap = num_swap_blocks * block_bytes
+    num_swap_blocks = _num_swap_blocks(need, room, swap_budget)
+    swap = num_swap_blocks * need.block_bytes
     if swap_budget is None:
         room -= swap
     # Of main memory, what is never planned is for structured outputs too.
-    grammars = needed_memory(config, facts.vocab_size) - (budget.available - budget.usable)
+    grammars = needed_memory(config, need.facts.vocab_size) - (budget.available - budget.usable)
     grammars = max(grammars, 0) if swap_budget is None else 0
-    left = room
-    # tables reach as far as the pool does, at most to the wanted length
-    room -= min(max(room // (block_bytes + block_tables), 1) * block_tables, wanted_len * position_bytes)
-    if room < block_bytes:
-        rest = block_bytes + block_tables
-        parts = f"weights {mib(weights)} + activations {mib(activations)} + one KV block {mib(rest)}"
-        raise ModelError(
-            f"{config.model} does not fit the memory: {parts} = {mib(weights + activations + rest)} are more than {budget.words}"
-            + _remedy(
-                facts,
-                config,
-                budget,
-                footprint,
-                smaller,
-                kv_dtype_bytes,
-                more=budget.more(whole + grammars - room) or budget.more(block_bytes - room),
-            )
+    least = need.pool_bytes(1)
+    if room < least:
+        parts = f"weights {mib(weights)} + activations {mib(activations)} + one KV block {mib(least)}"
+        missing, full = _missing(need, budget, room, grammars)
+        raise Short(
+            f"{config.model} does not fit the memory: {parts} = {mib(weights + activations + least)} are more than {budget.words}",
+            missing=missing,
+            full=full,
         )
-    num_blocks = _num_blocks(config, block_bytes, room, budget, per_sequence, grammars)
+    fitting = need.blocks_in(room)
+    num_blocks = _num_blocks(need, fitting, budget, grammars)
     tokens = num_blocks * config.block_size
     if config.max_model_len is not None and tokens < wanted_len:
-        needed = per_sequence * block_bytes
-        raise ModelError(
+        per_sequence = need.blocks_of(wanted_len)
+        needed = per_sequence * need.block_bytes
+        raise Short(
             f"--max-model-len {wanted_len} needs a KV pool of {mib(needed)} ({per_sequence} blocks), but it has {num_blocks} blocks "
-            f"({mib(num_blocks * block_bytes)}); --max-model-len {tokens} fits"
-            + _or_larger(config, needed, per_sequence, fits=needed <= room, more=budget.more(whole - left))
+            f"({mib(num_blocks * need.block_bytes)})",
+            fits=(f"--max-model-len {tokens}", *_larger_pool(need, per_sequence, fitting)),
+            missing=0 if need.said_blocks is not None else _missing(need, budget, room, grammars)[0],
         )
-    tables = min(wanted_len, tokens) * position_bytes
-    kv_pool = num_blocks * block_bytes
+    tables = min(wanted_len, tokens) * need.position_bytes
+    kv_pool = num_blocks * need.block_bytes
     if swap_budget is None:
         unplanned = budget.available - weights - activations - tables - kv_pool - swap
     else:
@@ -146,8 +132,8 @@ def plan(
         swap=swap,
         swap_apart=swap_budget is not None,
         loading=footprint.loading,
-        grammars=total_memory(config, unplanned, facts.vocab_size),
-        nursery=nursery_memory(facts.vocab_size),
+        grammars=total_memory(config, unplanned, need.facts.vocab_size),
+        nursery=nursery_memory(need.facts.vocab_size),
         available=budget.available,
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
@@ -155,33 +141,37 @@ def plan(
         max_model_len=min(wanted_len, tokens),
     )
     if found.peak > budget.usable:
-        half = smaller is not None and smaller.weights + smaller.loading <= budget.usable
-        raise ModelError(
-            f"{config.model} does not fit the memory while it is read: weights {mib(weights)} + position tables {mib(found.tables)} + "
-            f"{mib(found.loading)} to read the largest of them = {mib(found.peak)} are more than {budget.words}"
-            + _or_smaller(budget.more(found.peak - budget.usable), half=half)
+        raise Short(
+            f"{config.model} does not fit the memory while it is read: weights {mib(weights)} + position tables {mib(tables)} + "
+            f"{mib(found.loading)} to read the largest of them = {mib(found.peak)} are more than {budget.words}",
+            missing=_reading(need) - budget.usable,
         )
     return found
 
 
-def activation_bytes(facts: ModelFacts, config: EngineConfig, footprint: Footprint) -> int:
-    """The widest moment of a step of the full budget, and sampling."""
-    step = config.max_num_batched_tokens * footprint.activations_per_token + footprint.activations_per_step
-    return step + sampling_bytes(facts, config, footprint.logit)
+def _missing(need: Need, budget: Budget, room: int, grammars: int) -> tuple[int, int]:
+    """Bytes that are missing for what was asked for, at least a sequence of useful length; and, where no length was, for one of the
+    model's (else 0), beside `grammars`. room: what is left for pool and tables, below zero where less than nothing is."""
+    whole = need.blocks_of(need.wanted_len)
+    said, asked = need.said_blocks, need.config.max_model_len is not None
+    blocks = said or (whole if asked else min(need.blocks_of(USEFUL_LEN), whole))
+    missing = max(need.pool_bytes(blocks) - room, _reading(need) - budget.usable)
+    full = 0 if said or asked else need.pool_bytes(whole) + grammars - room
+    return missing, full if full > missing else 0
 
 
-def sampling_bytes(facts: ModelFacts, config: EngineConfig, logit_bytes: int) -> int:
-    """Logits, and what is made of them: up to four float32 copies, and eight words for each of the few rows that are sorted.
+def _reading(need: Need) -> int:
+    """Bytes that reading the weights takes, however far the tables reach; 0 where serving takes more."""
+    footprint = need.footprint
+    if footprint.loading <= need.activation_bytes + need.block_bytes:
+        return 0
+    blocks = need.said_blocks or need.blocks_of(need.wanted_len)
+    return footprint.weights + footprint.loading + need.pool_bytes(blocks) - blocks * need.block_bytes
 
-    Rows are as many as sequences, whatever the budget (siblings draw from one row of it), or those of a prompt whose log
-    probabilities are wanted.
-    """
-    rows = max(config.max_num_seqs, ROWS)
-    return facts.vocab_size * (rows * (logit_bytes + 4 * 4) + SORTED_ROWS * 8 * 4)
 
-
-def _num_swap_blocks(config: EngineConfig, block_bytes: int, room: int, apart: Budget | None) -> int:
+def _num_swap_blocks(need: Need, room: int, apart: Budget | None) -> int:
     """room: what weights and activations leave of the device's memory, which the swap pool shares unless it lies apart."""
+    config, block_bytes = need.config, need.block_bytes
     if config.swap_space is None:
         return 0
     swap = parse_bytes(config.swap_space, flag="--swap-space")
@@ -191,22 +181,25 @@ def _num_swap_blocks(config: EngineConfig, block_bytes: int, room: int, apart: B
         raise ModelError(
             f"--swap-space {config.swap_space} is less than one KV block ({mib(block_bytes)}); raise it, or leave it out"
         )
-    left = max(room - block_bytes if apart is None else apart.usable, 0)
-    if swap > left and room >= block_bytes:  # without room for the model itself, that is what must be said
-        after = "after weights, activations and one KV block" if apart is None else "of the host's memory"
+    asked = need.said_blocks or (1 if config.max_model_len is None else need.blocks_of(need.wanted_len))
+    # a pool that does not fit even without it is refused by its own flag
+    pool = asked if need.pool_bytes(asked) <= room else 1
+    left = max(room - need.pool_bytes(pool) if apart is None else apart.usable, 0)
+    if swap > left and room >= need.pool_bytes(1):  # without room for the model itself, that is what must be said
+        kept = "one KV block" if pool == 1 else f"{pool} KV blocks"
+        after = f"after weights, activations and {kept}" if apart is None else "of the host's memory"
         raise ModelError(
             f"--swap-space {config.swap_space} does not fit: {after} {mib(left)} are left; "
-            + (f"--swap-space {left // MIB}Mi fits" if left >= max(MIB, block_bytes) else "leave it out")
+            + (f"--swap-space {at_most(left, least=block_bytes)} fits" if left >= block_bytes else "leave it out")
         )
     return swap // block_bytes
 
 
-def _num_blocks(
-    config: EngineConfig, block_bytes: int, room: int, budget: Budget, per_sequence: int, grammars: int
-) -> int:
-    """room holds one block at least. per_sequence: blocks of a sequence of the wanted length. grammars: what a pool of default size
-    leaves of it to them, if it is worth having then."""
-    fitting = room // block_bytes
+def _num_blocks(need: Need, fitting: int, budget: Budget, grammars: int) -> int:
+    """fitting: the most for which there is room, at least one. grammars: what a pool of default size leaves of it to them, if it is worth
+    having then."""
+    config, block_bytes = need.config, need.block_bytes
+    room = fitting * block_bytes
     if config.num_blocks is not None:
         if config.num_blocks > fitting:
             raise ModelError(
@@ -220,15 +213,16 @@ def _num_blocks(
             raise ModelError(
                 f"--kv-cache-memory {config.kv_cache_memory} is less than one KV block ({mib(block_bytes)}); raise it"
             )
-        if pool > room:
+        if pool // block_bytes > fitting:
             raise ModelError(
                 f"--kv-cache-memory {config.kv_cache_memory} does not fit: after weights and activations{_and_swap(config)} "
-                f"{mib(room)} are left; --kv-cache-memory {room // MIB}Mi fits"
+                f"{mib(room)} are left; --kv-cache-memory {at_most(room, least=block_bytes)} fits"
             )
         return pool // block_bytes
     # However modest, a pool holds a sequence of the length that was asked for, and never more than all places can use.
+    per_sequence = need.blocks_of(need.wanted_len)
     least = 1 if config.max_model_len is None else per_sequence
-    worth = max(room // 2, min(-(-USEFUL_LEN // config.block_size), per_sequence) * block_bytes)
+    worth = max(room // 2, min(need.blocks_of(USEFUL_LEN), per_sequence) * block_bytes)
     left = room - grammars if room - grammars >= worth or config.grammar_memory is not None else room
     usual = min(budget.pool // block_bytes, left // block_bytes, config.max_num_seqs * per_sequence)
     return min(max(usual, least), fitting)
@@ -238,40 +232,11 @@ def _and_swap(config: EngineConfig) -> str:
     return "" if config.swap_space is None else f" and --swap-space {config.swap_space}"
 
 
-def _remedy(
-    facts: ModelFacts,
-    config: EngineConfig,
-    budget: Budget,
-    footprint: Footprint,
-    smaller: Footprint | None,
-    kv_dtype_bytes: int,
-    *,
-    more: str,
-) -> str:
-    """What would make it fit: a smaller step if that is enough, a smaller type, more memory."""
-    tokens = config.max_num_batched_tokens
-    while (tokens := tokens // 2) >= LEAST_STEP:
-        reduced = config.model_copy(
-            update={"max_num_batched_tokens": tokens, "max_num_seqs": min(config.max_num_seqs, tokens)}
-        )
-        spare = budget.usable - footprint.weights - activation_bytes(facts, reduced, footprint)
-        per_token = facts.kv_elements_per_token() * kv_dtype_bytes + facts.table_elements_per_position() * 4
-        if spare >= tokens * per_token:
-            return f"; --max-num-batched-tokens {tokens} fits"
-    half = smaller is not None and smaller.weights < min(budget.usable, footprint.weights)
-    return _or_smaller(more, half=half)
-
-
-def _or_larger(config: EngineConfig, needed: int, num_blocks: int, *, fits: bool, more: str) -> str:
-    """What holds a sequence of the wanted length: the pool as large as that, where its size was said; else more memory."""
-    if config.num_blocks is None and config.kv_cache_memory is None:
-        return f", or {more}" if more else ""
-    if not fits:
-        return ""
-    if config.num_blocks is not None:
-        return f", and so does --num-blocks {num_blocks}"
-    return f", and so does --kv-cache-memory {-(-needed // MIB)}Mi"
-
-
-def _or_smaller(more: str, *, half: bool) -> str:
-    return "; " + (f"{more}, or " if more else "") + ("try --dtype bfloat16" if half else "take a smaller model")
+def _larger_pool(need: Need, num_blocks: int, fitting: int) -> tuple[str, ...]:
+    """The flag that said the pool's size, with one of so many blocks, where there is room."""
+    if need.said_blocks is None or num_blocks > fitting:
+        return ()
+    if need.config.num_blocks is not None:
+        return (f"--num-blocks {num_blocks}",)
+    block_bytes = need.block_bytes
+    return (f"--kv-cache-memory {at_least(num_blocks * block_bytes, most=(fitting + 1) * block_bytes - 1)}",)

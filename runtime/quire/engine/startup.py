@@ -16,6 +16,7 @@ import torch
 from quire import __version__
 from quire.config import EngineConfig
 from quire.engine import host
+from quire.engine.advice import for_full_length, plan_or_advise, same_model
 from quire.engine.block_ops import measure_swap
 from quire.engine.budget import Budget, GPUBudget, HostBudget
 from quire.engine.core import EngineCore
@@ -26,7 +27,7 @@ from quire.engine.grammar.gate import Gate
 from quire.engine.grammar.limits import limits_of
 from quire.engine.grammar.processor import GrammarProcessor
 from quire.engine.grammar.protocol import Settings
-from quire.engine.memory import MemoryPlan, plan
+from quire.engine.need import Need
 from quire.engine.runner import ModelRunner
 from quire.engine.sampling import Sampler
 from quire.engine.sampling.plugins import load_processors
@@ -37,7 +38,7 @@ from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.swap import SwapSpace
 from quire.models import loader
 from quire.models.executor import Executor, allocate_kv_pool
-from quire.models.precision import DTYPES, Precision
+from quire.models.precision import Precision
 from quire.models.source import resolve
 from quire.request import AddRequest, EngineReady, SamplingParams
 from quire_kernels import ops
@@ -81,20 +82,15 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         description = model.description
         builder = model.on(device)
         precision = builder.precision(config.dtype, config.quantization)
-        kv_dtype = precision.kv_dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
+        kv_dtype = precision.kv_cache(config.kv_cache_dtype)
         quantization = description.quantization if precision.quantization == "stored" else precision.quantization
         _check_length(config, description.max_model_len)
-        memory = plan(
-            description,
-            config,
-            builder.footprint(precision),
-            smaller=builder.footprint(Precision.of(torch.bfloat16)),
-            kv_dtype_bytes=kv_dtype.itemsize,
-            budget=_budget(device, config),
-            swap_budget=None if device.type == "cpu" else HostBudget(host.memory()),
-        )
+        need = Need(description, config, builder.footprint(precision), kv_dtype.itemsize)
+        budgets = _budget(device, config), None if device.type == "cpu" else HostBudget(host.memory())
+        memory = plan_or_advise(need, same_model(builder, need), *budgets)
         _log.info("%s", memory)
-        _announce_length(config, description.max_model_len, memory)
+        if memory.max_model_len < need.wanted_len:
+            _announce_length(memory.max_model_len, need.wanted_len, for_full_length(need, *budgets))
     with stages.stage("weights"):
         executor = builder.load(precision, memory.max_model_len)
         host.trim()
@@ -204,14 +200,13 @@ def _check_length(config: EngineConfig, model_len: int) -> None:
         )
 
 
-def _announce_length(config: EngineConfig, model_len: int, memory: MemoryPlan) -> None:
-    if config.max_model_len is None and memory.max_model_len < model_len:
-        _log.warning(
-            "the model's length is %d tokens here, not the %d it was made for: the KV pool holds no more; "
-            "raise --kv-cache-memory or --num-blocks for longer requests",
-            memory.max_model_len,
-            model_len,
-        )
+def _announce_length(length: int, model_len: int, remedy: str) -> None:
+    _log.warning(
+        "the model's length is %d tokens here, not the %d it was made for: the KV pool holds no more%s",
+        length,
+        model_len,
+        f"; for all of it: {remedy}" if remedy else "",
+    )
 
 
 def _promised(config: EngineConfig, executor: Executor) -> bool:

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quire.config import EngineConfig, parse_bytes
-from quire.engine.budget import GPUBudget, HostBudget
+from quire.engine.advice import Alternative, plan_or_advise
+from quire.engine.budget import GPUBudget, HostBudget, at_least, at_most
 from quire.engine.grammar.limits import nursery_memory
 from quire.engine.host import HostMemory
-from quire.engine.memory import MemoryPlan, plan, sampling_bytes
+from quire.engine.memory import MemoryPlan
+from quire.engine.need import USEFUL_LEN, Need, sampling_bytes
 from quire.engine.prompt_logprobs import PromptSpan, prompt_logprobs
 from quire.engine.sampling import Sampler
 from quire.engine.sampling.processors import default_processors
@@ -27,6 +31,7 @@ from quire_testing.peak_memory import PeakMemory
 from quire_testing.rows import make_row
 
 MIB = 1 << 20
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMOL = DecoderDescription(
     architecture="llama",
     num_layers=30,
@@ -51,25 +56,26 @@ def planned(
     gpu: GPUBudget | None = None,
     model: DecoderDescription = SMOL,
     loading_mib: int = 0,
+    dtype: str = "float32",
+    others: bool = True,
     **config: object,
 ) -> MemoryPlan:
-    """In main memory of `mib` MiB, or on a GPU. loading_mib: taken while weights are read."""
+    """In main memory of `mib` MiB, or on a GPU. loading_mib: taken while weights are read, in float32. others: --dtype bfloat16 may be
+    advised."""
     apart_mib = 64_000 if gpu is not None and apart_mib is None else apart_mib
     memory = HostMemory(available=mib * MIB, limited=limited, limit=(mib + 300) * MIB)
     apart = None if apart_mib is None else HostMemory(available=apart_mib * MIB, limited=False, limit=apart_mib * MIB)
     settings = EngineConfig(model="smol", **config)  # type: ignore[arg-type]
-    footprint, smaller = (
-        replace(decoder.footprint(model, dtype), loading=loading_mib * MIB * dtype.itemsize // 4)
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-    return plan(
-        model,
-        settings,
-        footprint,
-        smaller=smaller,
-        kv_dtype_bytes=4,
-        budget=gpu or HostBudget(memory),
-        swap_budget=None if apart is None else HostBudget(apart),
+
+    def need(held: torch.dtype) -> Need:
+        found = replace(decoder.footprint(model, held), loading=loading_mib * MIB * held.itemsize // 4)
+        return Need(model, settings, found, kv_dtype_bytes=held.itemsize)
+
+    return plan_or_advise(
+        need(DTYPES[dtype]),
+        [Alternative("--dtype bfloat16", need(torch.bfloat16))] if others else [],
+        gpu or HostBudget(memory),
+        None if apart is None else HostBudget(apart),
     )
 
 
@@ -78,6 +84,13 @@ def refused(mib: int, **how: Any) -> str:
         planned(mib, **how)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def number(pattern: str, message: str) -> int:
+    """What the pattern's group has found."""
+    found = re.search(pattern, message)
+    assert found, message
+    return int(found.group(1).replace(",", ""))
 
 
 def test_the_sum() -> None:
@@ -102,10 +115,10 @@ def test_a_smaller_pool_shortens_the_model_only_where_no_length_was_asked_for() 
     result = planned(1000)
     assert result.max_model_len == result.num_blocks * 16 < 8192
     message = refused(1000, max_model_len=8192)
-    fits = int(re.search(r"--max-model-len (\d+) fits", message).group(1))  # type: ignore[union-attr]
+    fits = number(r"--max-model-len (\d+) fits, and so does --dtype bfloat16, or ", message)
     assert message.startswith("--max-model-len 8192 needs a KV pool of 360 MiB (512 blocks)")
     assert planned(1000, max_model_len=fits).max_model_len == fits
-    needed = int(re.search(r"fits, or raise the limit to ([\d,]+) MiB$", message).group(1).replace(",", ""))  # type: ignore[union-attr]
+    needed = number(r", or raise the limit to ([\d,]+) MiB$", message)
     assert planned(needed - 300, max_model_len=8192).max_model_len == 8192
     assert needed - 300 < 1300
 
@@ -117,7 +130,7 @@ def test_without_a_limit_a_pool_holds_a_sequence_of_the_length_that_was_asked_fo
     assert (asked.num_blocks, asked.max_model_len) == (512, 8192)
     assert asked.total <= 0.9 * 1250 * MIB
     message = refused(1000, limited=False, max_model_len=8192)
-    needed = int(re.search(r"fits, or free memory to ([\d,]+) MiB$", message).group(1).replace(",", ""))  # type: ignore[union-attr]
+    needed = number(r", or free memory to ([\d,]+) MiB$", message)
     assert planned(needed, limited=False, max_model_len=8192).num_blocks == 512
     assert planned(8000, limited=False, max_model_len=1024).kv_pool <= 0.25 * 8000 * MIB
 
@@ -127,7 +140,9 @@ def test_a_length_that_an_explicit_pool_does_not_hold_names_the_flag_that_helps(
     pool = re.search(r"so does --kv-cache-memory (\d+Mi)$", message).group(1)  # type: ignore[union-attr]
     assert planned(4000, max_model_len=8192, kv_cache_memory=pool).max_model_len == 8192
     message = refused(1000, max_model_len=8192, num_blocks=10)
-    assert message.endswith("--max-model-len 160 fits"), "more blocks do not fit, and more memory alone changes nothing"
+    assert message.endswith("; --max-model-len 160 fits"), (
+        "more blocks do not fit, and more memory alone changes nothing"
+    )
 
 
 def gpu(utilization: float = 0.9, *, total_mib: int = 2000, used_mib: int = 100) -> GPUBudget:
@@ -144,25 +159,32 @@ def test_a_gpu_is_used_up_to_its_share_and_no_further(utilization: float) -> Non
 
 
 def test_what_does_not_fit_a_gpu_names_its_flag_and_no_container() -> None:
-    message = refused(0, gpu=gpu(0.3))
+    message = refused(0, gpu=gpu(0.3), others=False)
     assert (
         "are more than the 500 MiB that --gpu-memory-utilization 0.3 leaves of the GPU's 2,000 MiB, 100 MiB of which are in use; "
         "raise --gpu-memory-utilization to " in message
     )
     assert "container" not in message
     assert "limit" not in message
-    share = float(re.search(r"utilization to ([\d.]+)", message).group(1))  # type: ignore[union-attr]
-    assert planned(0, gpu=gpu(share)).max_model_len == 8192
+    shares = re.search(
+        r"utilization to ([\d.]+) \(to ([\d.]+) for all of its 8,192 tokens\), or take a smaller", message
+    )
+    assert shares
+    assert USEFUL_LEN <= planned(0, gpu=gpu(float(shares[1]))).max_model_len < 8192
+    assert planned(0, gpu=gpu(float(shares[2]))).max_model_len == 8192
     message = refused(0, gpu=gpu(0.45), max_model_len=8192)
-    share = float(re.search(r"fits, or raise --gpu-memory-utilization to ([\d.]+)$", message).group(1))  # type: ignore[union-attr]
-    assert planned(0, gpu=gpu(share), max_model_len=8192).max_model_len == 8192
+    found = re.search(
+        r" fits, or raise --gpu-memory-utilization to ([\d.]+)$", message.replace(", and so does --dtype bfloat16", "")
+    )
+    assert found
+    assert planned(0, gpu=gpu(float(found[1])), max_model_len=8192).max_model_len == 8192
 
 
 def test_a_gpu_that_others_use_or_that_is_too_small() -> None:
     message = refused(0, gpu=gpu(0.9, used_mib=1600))
     assert "leaves of the GPU's 2,000 MiB, 1,600 MiB of which are in use; free memory of the GPU, and raise" in message
-    message = refused(0, gpu=gpu(0.9, total_mib=500))
-    assert message.endswith("; try --dtype bfloat16")
+    message = refused(0, gpu=gpu(0.9, total_mib=600))
+    assert message.endswith("; --dtype bfloat16 fits")
     assert refused(0, gpu=gpu(0.9, total_mib=300)).endswith("; take a smaller model")
     assert refused(0, gpu=gpu(0.1, total_mib=200, used_mib=190)).endswith("; take a smaller model")
 
@@ -177,25 +199,44 @@ def test_what_is_read_must_fit_while_it_is_read() -> None:
     message = refused(1250, loading_mib=520, num_blocks=100)
     assert message.startswith("smol does not fit the memory while it is read: weights 621 MiB + position tables ")
     assert " + 520 MiB to read the largest of them = 1,142 MiB are more than 90% of the 1,250 MiB" in message
-    needed = int(re.search(r"raise the limit to ([\d,]+) MiB", message).group(1).replace(",", ""))  # type: ignore[union-attr]
+    needed = number(r"; --dtype bfloat16 fits, or raise the limit to ([\d,]+) MiB$", message)
     assert planned(needed - 300, loading_mib=520, num_blocks=100).peak <= 0.9 * (needed - 300) * MIB
-    assert message.endswith("or try --dtype bfloat16")
 
 
 def test_weights_that_do_not_fit() -> None:
     message = refused(500)
     assert message.startswith("smol does not fit the memory: weights 621 MiB + activations ")
-    assert "are more than 90% of the 500 MiB that the container's limit leaves; raise the limit to " in message
-    needed = int(re.search(r"raise the limit to ([\d,]+) MiB", message).group(1).replace(",", ""))  # type: ignore[union-attr]
-    assert planned(needed - 300).max_model_len == 8192
-    assert "--dtype bfloat16" in message
-    assert "are free; free memory to" in refused(500, limited=False)
+    assert (
+        "are more than 90% of the 500 MiB that the container's limit leaves; --dtype bfloat16 fits, or raise "
+        in message
+    )
+    assert planned(500, dtype="bfloat16").max_model_len >= USEFUL_LEN
+    needed = number(r"raise the limit to ([\d,]+) MiB", message)
+    assert USEFUL_LEN <= planned(needed - 300).max_model_len < 600, "not more than it takes"
+    whole = number(r" \(to ([\d,]+) MiB for all of its 8,192 tokens\)$", message)
+    assert planned(whole - 300).max_model_len == 8192 > planned(whole - 310).max_model_len
+    assert "for all of its" not in refused(500, max_model_len=8192), "that was asked for"
+    assert "are free; free memory to" in refused(500, limited=False, others=False)
+
+
+def test_a_type_is_advised_only_where_it_fits() -> None:
+    """The same type again is none, and one that cannot be read here neither."""
+    assert "--dtype" not in refused(350)
+    assert refused(350).endswith(", or take a smaller model")
+    assert "--dtype" not in refused(350, dtype="bfloat16")
+    reading = {"loading_mib": 2000, "num_blocks": 100}
+    assert "--dtype" not in refused(1250, **reading), "too much to read in that type too"
+    assert "--dtype" not in refused(1250, dtype="bfloat16", **reading)
 
 
 def test_a_step_that_does_not_fit_names_one_that_does() -> None:
     message = refused(900, max_num_batched_tokens=8192)
-    budget = int(re.search(r"--max-num-batched-tokens (\d+) fits", message).group(1))  # type: ignore[union-attr]
-    assert planned(900, max_num_batched_tokens=budget, max_num_seqs=min(64, budget)).num_blocks >= 1
+    budget = number(r"--max-num-batched-tokens (\d+) fits", message)
+    assert planned(900, max_num_batched_tokens=budget).max_model_len >= USEFUL_LEN
+    wide = replace(SMOL, vocab_size=200_000)
+    message = refused(2000, model=wide, max_num_seqs=512, max_num_batched_tokens=64)
+    rows = number(r"--max-num-seqs (\d+) fits", message)
+    assert planned(2000, model=wide, max_num_seqs=rows, max_num_batched_tokens=64).max_model_len >= USEFUL_LEN
 
 
 def test_explicit_pools() -> None:
@@ -211,6 +252,96 @@ def test_explicit_pools() -> None:
     assert "is less than one KV block (720.0 KiB); raise it" in refused(4000, kv_cache_memory="1Ki")
     message = refused(4000, num_blocks=10, max_model_len=1000)
     assert message.endswith("--max-model-len 160 fits, and so does --num-blocks 63")
+
+
+def test_sizes_of_flags_round_to_where_they_fit() -> None:
+    assert (at_most(5 * MIB + 7, least=1), at_least(5 * MIB - 7, most=6 * MIB)) == ("5Mi", "5Mi")
+    assert (at_most(900 * 1024 + 7, least=720 * 1024), at_most(1500, least=1100)) == ("900Ki", "1500")
+    assert (at_least(720 * 1024, most=MIB - 1), at_least(1500, most=1600)) == ("720Ki", "1500")
+
+
+@pytest.mark.parametrize("wanted_len", [5, 200, 8192])
+def test_a_room_holds_as_many_blocks_as_fit_with_their_tables(wanted_len: int) -> None:
+    config = EngineConfig(model="smol", max_model_len=wanted_len)
+    need = Need(SMOL, config, decoder.footprint(SMOL, torch.float32), 4)
+    assert need.blocks_in(-5) == 0
+    for room in range(0, 40 * MIB, 99_991):
+        count = need.blocks_in(room)
+        assert need.pool_bytes(count) <= room < need.pool_bytes(count + 1)
+
+
+def test_a_pool_or_swap_of_few_blocks_is_advised_in_a_size_that_holds_one() -> None:
+    """A block is 720 KiB: what has room for one has not always room for a MiB."""
+    bare = replace(SMOL, layer_ropes=(None,) * 30)
+    least = next(mib for mib in range(650, 900) if not tried(mib, model=bare, num_blocks=1))
+    for extra in range(4):
+        for flag in ("kv_cache_memory", "swap_space"):
+            message = refused(least + extra, model=bare, **{flag: "2Gi"})
+            if (found := re.search(r"--[a-z-]+ (\d\S*) fits", message)) is not None:
+                assert planned(least + extra, model=bare, **{flag: found[1]}).num_blocks >= 1
+
+
+def tried(mib: int, **how: Any) -> str:
+    """What a start is refused with; empty where it is not."""
+    try:
+        planned(mib, **how)
+    except ModelError as exc:
+        return str(exc)
+    return ""
+
+
+OWN_FLAG = ("--num-blocks", "--kv-cache-memory", "--swap-space")
+
+
+def pieces(message: str) -> list[dict[str, Any]]:
+    """What the sentence advises, as changes of a start."""
+    found: list[dict[str, Any]] = []
+    for flag, value in re.findall(r"(--[a-z-]+) ([a-z0-9]\S*?)(?= fits|,? and so|, or|$)", message.partition("; ")[2]):
+        name = flag.removeprefix("--").replace("-", "_")
+        found.append({name: int(value) if value.isdigit() and name not in ("kv_cache_memory", "swap_space") else value})
+    for amount in re.findall(r"\bto ([\d,]+) MiB", message.partition("; ")[2]):
+        found.append({"mib": int(amount.replace(",", ""))})
+    return found
+
+
+SIZES = st.integers(1, 3000).flatmap(lambda n: st.sampled_from([f"{n}Mi", f"{n}Ki", f"{n * 977}"]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    mib=st.integers(300, 2500),
+    limited=st.booleans(),
+    loading_mib=st.sampled_from([0, 100, 500]),
+    asked=st.fixed_dictionaries(
+        {},
+        optional={
+            "max_model_len": st.integers(1, 8192),
+            "num_blocks": st.integers(1, 1500),
+            "kv_cache_memory": SIZES,
+            "swap_space": SIZES,
+            "max_num_batched_tokens": st.sampled_from([64, 512, 8192]),
+            "max_num_seqs": st.sampled_from([1, 64, 512]),
+            "dtype": st.just("bfloat16"),
+        },
+    ),
+)
+def test_whatever_is_advised_leads_to_a_start(mib: int, limited: bool, loading_mib: int, asked: dict[str, Any]) -> None:
+    start: dict[str, Any] = {"mib": mib, "limited": limited, "loading_mib": loading_mib, **asked}
+    message = tried(**start)
+    for piece in pieces(message) if message else []:
+        if limited and "mib" in piece:
+            piece["mib"] -= 300  # the limit is that much more than what is available
+        again, changes = message, piece
+        for _ in range(4):
+            start_now = {**start, **changes}
+            again = tried(**start_now)
+            if not again:
+                break
+            assert message.startswith(OWN_FLAG), f"{message} -> {changes} -> {again}"
+            more = pieces(again)
+            assert more, f"{message} -> {changes} -> {again}"
+            changes = {**changes, **more[0]}
+        assert not again, f"{message} -> {changes} -> {again}"
 
 
 def test_swap_space_shares_the_memory_of_a_cpu() -> None:
