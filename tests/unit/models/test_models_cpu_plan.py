@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.config import EngineConfig
-from quire.engine.memory import activation_bytes, sampling_bytes
+from quire.engine.need import Need, sampling_bytes
 from quire.errors import ModelError
 from quire.models import checkpoint
 from quire.models.cpu_decoder import CPUDecoder
@@ -222,7 +222,7 @@ def test_few_items_with_a_long_context_take_no_more_than_planned(name: str, tmp_
         taken, footprint = plan_bytes(model, precision, 32, 8192)
         assert taken > short  # else the keys were not shared
         config = EngineConfig(model=name, max_num_batched_tokens=32, max_num_seqs=1)
-        planned = activation_bytes(model.description, config, footprint)
+        planned = Need(model.description, config, footprint, 4).activation_bytes
         assert taken <= planned - sampling_bytes(model.description, config, footprint.logit)
 
 
