@@ -97,16 +97,23 @@ def plan(need: Need, budget: Budget, swap_budget: Budget | None = None) -> Memor
     # Of main memory, what is never planned is for structured outputs too.
     grammars = needed_memory(config, need.facts.vocab_size) - (budget.available - budget.usable)
     grammars = max(grammars, 0) if swap_budget is None else 0
-    least = need.pool_bytes(1)
-    if room < least:
-        parts = f"weights {mib(weights)} + activations {mib(activations)} + one KV block {mib(least)}"
-        missing, full = _missing(need, budget, room, grammars)
+    spare = budget.usable - weights - footprint.loading  # while weights are read; the tables are there already
+    least, tables = need.pool_bytes(1), need.table_bytes(_least_blocks(need))
+    if room < least or spare < tables:
+        if room < least:
+            parts = f": weights {mib(weights)} + activations {mib(activations)} + one KV block {mib(least)}"
+            needed = weights + activations + least
+        else:
+            parts = f" while it is read: weights {mib(weights)} + position tables {mib(tables)} + "
+            parts += f"{mib(footprint.loading)} to read the largest of them"
+            needed = weights + tables + footprint.loading
+        missing, full = _missing(need, room, spare, grammars)
         raise Short(
-            f"{config.model} does not fit the memory: {parts} = {mib(weights + activations + least)} are more than {budget.words}",
+            f"{config.model} does not fit the memory{parts} = {mib(needed)} are more than {budget.words}",
             missing=missing,
             full=full,
         )
-    fitting = need.blocks_in(room)
+    fitting = need.blocks_in(room, spare)
     num_blocks = _num_blocks(need, fitting, budget, grammars)
     tokens = num_blocks * config.block_size
     if config.max_model_len is not None and tokens < wanted_len:
@@ -116,15 +123,15 @@ def plan(need: Need, budget: Budget, swap_budget: Budget | None = None) -> Memor
             f"--max-model-len {wanted_len} needs a KV pool of {mib(needed)} ({per_sequence} blocks), but it has {num_blocks} blocks "
             f"({mib(num_blocks * need.block_bytes)})",
             fits=(f"--max-model-len {tokens}", *_larger_pool(need, per_sequence, fitting)),
-            missing=0 if need.said_blocks is not None else _missing(need, budget, room, grammars)[0],
+            missing=0 if need.said_blocks is not None else _missing(need, room, spare, grammars)[0],
         )
-    tables = min(wanted_len, tokens) * need.position_bytes
+    tables = need.table_bytes(num_blocks)
     kv_pool = num_blocks * need.block_bytes
     if swap_budget is None:
         unplanned = budget.available - weights - activations - tables - kv_pool - swap
     else:
         unplanned = swap_budget.available - swap
-    found = MemoryPlan(
+    return MemoryPlan(
         weights=weights,
         activations=activations,
         tables=tables,
@@ -140,33 +147,27 @@ def plan(need: Need, budget: Budget, swap_budget: Budget | None = None) -> Memor
         block_size=config.block_size,
         max_model_len=min(wanted_len, tokens),
     )
-    if found.peak > budget.usable:
-        raise Short(
-            f"{config.model} does not fit the memory while it is read: weights {mib(weights)} + position tables {mib(tables)} + "
-            f"{mib(found.loading)} to read the largest of them = {mib(found.peak)} are more than {budget.words}",
-            missing=_reading(need) - budget.usable,
-        )
-    return found
 
 
-def _missing(need: Need, budget: Budget, room: int, grammars: int) -> tuple[int, int]:
+def _least_blocks(need: Need) -> int:
+    """With fewer it does not start."""
+    if need.config.max_model_len is not None:
+        return need.said_blocks or need.blocks_of(need.wanted_len)
+    return need.said_blocks or 1
+
+
+def _missing(need: Need, room: int, spare: int, grammars: int) -> tuple[int, int]:
     """Bytes that are missing for what was asked for, at least a sequence of useful length; and, where no length was, for one of the
-    model's (else 0), beside `grammars`. room: what is left for pool and tables, below zero where less than nothing is."""
-    whole = need.blocks_of(need.wanted_len)
-    said, asked = need.said_blocks, need.config.max_model_len is not None
-    blocks = said or (whole if asked else min(need.blocks_of(USEFUL_LEN), whole))
-    missing = max(need.pool_bytes(blocks) - room, _reading(need) - budget.usable)
-    full = 0 if said or asked else need.pool_bytes(whole) + grammars - room
-    return missing, full if full > missing else 0
+    model's beside `grammars` (else 0). room: what is left for pool and tables, spare: for tables while weights are read; below zero where less than
+    nothing is."""
 
+    def lacking(blocks: int, beside: int = 0) -> int:
+        return max(need.pool_bytes(blocks) + beside - room, need.table_bytes(blocks) - spare)
 
-def _reading(need: Need) -> int:
-    """Bytes that reading the weights takes, however far the tables reach; 0 where serving takes more."""
-    footprint = need.footprint
-    if footprint.loading <= need.activation_bytes + need.block_bytes:
-        return 0
-    blocks = need.said_blocks or need.blocks_of(need.wanted_len)
-    return footprint.weights + footprint.loading + need.pool_bytes(blocks) - blocks * need.block_bytes
+    useful = need.blocks_of(min(USEFUL_LEN, need.wanted_len))
+    if need.said_blocks or need.config.max_model_len is not None:
+        return lacking(_least_blocks(need)), 0
+    return lacking(useful), lacking(need.blocks_of(need.wanted_len), grammars)
 
 
 def _num_swap_blocks(need: Need, room: int, apart: Budget | None) -> int:

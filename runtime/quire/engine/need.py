@@ -56,15 +56,20 @@ class Need:
     def blocks_of(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.block_size)
 
-    def pool_bytes(self, num_blocks: int) -> int:
-        """A pool, and the position tables of the longest sequence it holds."""
-        positions = min(num_blocks * self.config.block_size, self.wanted_len)
-        return num_blocks * self.block_bytes + positions * self.position_bytes
+    def table_bytes(self, num_blocks: int) -> int:
+        """Position tables of the longest sequence that so many blocks hold."""
+        return min(num_blocks * self.config.block_size, self.wanted_len) * self.position_bytes
 
-    def blocks_in(self, room: int) -> int:
-        """The most blocks whose `pool_bytes` are at most that: each with tables of its own, or all with those of the wanted length."""
-        each = self.block_bytes + self.config.block_size * self.position_bytes
-        return max(room // each, (room - self.wanted_len * self.position_bytes) // self.block_bytes, 0)
+    def pool_bytes(self, num_blocks: int) -> int:
+        """A pool, and the position tables with it."""
+        return num_blocks * self.block_bytes + self.table_bytes(num_blocks)
+
+    def blocks_in(self, room: int, spare: int) -> int:
+        """The most blocks whose `pool_bytes` are at most room (each with tables of its own, or all with those of the wanted length) and
+        whose `table_bytes` are at most spare."""
+        block_tables, all_tables = self.config.block_size * self.position_bytes, self.wanted_len * self.position_bytes
+        fitting = max(room // (self.block_bytes + block_tables), (room - all_tables) // self.block_bytes, 0)
+        return fitting if all_tables <= spare else min(fitting, max(spare // block_tables, 0))
 
 
 def sampling_bytes(facts: ModelFacts, config: EngineConfig, logit_bytes: int) -> int:

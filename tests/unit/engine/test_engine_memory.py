@@ -264,10 +264,13 @@ def test_sizes_of_flags_round_to_where_they_fit() -> None:
 def test_a_room_holds_as_many_blocks_as_fit_with_their_tables(wanted_len: int) -> None:
     config = EngineConfig(model="smol", max_model_len=wanted_len)
     need = Need(SMOL, config, decoder.footprint(SMOL, torch.float32), 4)
-    assert need.blocks_in(-5) == 0
+    assert need.blocks_in(-5, MIB) == 0
     for room in range(0, 40 * MIB, 99_991):
-        count = need.blocks_in(room)
+        count = need.blocks_in(room, 2 * MIB)
         assert need.pool_bytes(count) <= room < need.pool_bytes(count + 1)
+        few = need.blocks_in(room, room // 1000)
+        assert need.table_bytes(few) <= room // 1000
+        assert few == count or need.table_bytes(few + 1) > room // 1000
 
 
 def test_a_pool_or_swap_of_few_blocks_is_advised_in_a_size_that_holds_one() -> None:
