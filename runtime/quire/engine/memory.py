@@ -89,6 +89,10 @@ def plan(need: Need, budget: Budget, swap_budget: Budget | None = None) -> Memor
     """
     config, footprint, wanted_len = need.config, need.footprint, need.wanted_len
     weights, activations = footprint.weights, need.activation_bytes
+    if need.said_blocks == 0:
+        raise ModelError(
+            f"--kv-cache-memory {config.kv_cache_memory} is less than one KV block ({mib(need.block_bytes)}); raise it"
+        )
     room = budget.usable - weights - activations
     num_swap_blocks = _num_swap_blocks(need, room, swap_budget)
     swap = num_swap_blocks * need.block_bytes
@@ -107,14 +111,14 @@ def plan(need: Need, budget: Budget, swap_budget: Budget | None = None) -> Memor
             parts = f" while it is read: weights {mib(weights)} + position tables {mib(tables)} + "
             parts += f"{mib(footprint.loading)} to read the largest of them"
             needed = weights + tables + footprint.loading
-        missing, full = _missing(need, room, spare, grammars)
+        missing, full = _missing(need, room, spare), _missing_for_all(need, room, spare, budget, grammars)
         raise Short(
             f"{config.model} does not fit the memory{parts} = {mib(needed)} are more than {budget.words}",
             missing=missing,
             full=full,
         )
     fitting = need.blocks_in(room, spare)
-    num_blocks = _num_blocks(need, fitting, budget, grammars)
+    num_blocks = _num_blocks(need, fitting, need.blocks_in(room - grammars, spare), budget)
     tokens = num_blocks * config.block_size
     if config.max_model_len is not None and tokens < wanted_len:
         per_sequence = need.blocks_of(wanted_len)
@@ -123,7 +127,7 @@ def plan(need: Need, budget: Budget, swap_budget: Budget | None = None) -> Memor
             f"--max-model-len {wanted_len} needs a KV pool of {mib(needed)} ({per_sequence} blocks), but it has {num_blocks} blocks "
             f"({mib(num_blocks * need.block_bytes)})",
             fits=(f"--max-model-len {tokens}", *_larger_pool(need, per_sequence, fitting)),
-            missing=0 if need.said_blocks is not None else _missing(need, room, spare, grammars)[0],
+            missing=0 if need.said_blocks is not None else _missing(need, room, spare),
         )
     tables = need.table_bytes(num_blocks)
     kv_pool = num_blocks * need.block_bytes
@@ -156,18 +160,26 @@ def _least_blocks(need: Need) -> int:
     return need.said_blocks or 1
 
 
-def _missing(need: Need, room: int, spare: int, grammars: int) -> tuple[int, int]:
-    """Bytes that are missing for what was asked for, at least a sequence of useful length; and, where no length was, for one of the
-    model's beside `grammars` (else 0). room: what is left for pool and tables, spare: for tables while weights are read; below zero where less than
-    nothing is."""
+def _missing(need: Need, room: int, spare: int) -> int:
+    """Bytes that are missing for what was asked for, at least a sequence of useful length. room: what is left for pool and tables,
+    spare: for tables while weights are read; below zero where less than nothing is."""
+    asked = need.said_blocks or need.config.max_model_len is not None
+    blocks = _least_blocks(need) if asked else need.blocks_of(min(USEFUL_LEN, need.wanted_len))
+    return max(need.pool_bytes(blocks) - room, need.table_bytes(blocks) - spare)
 
-    def lacking(blocks: int, beside: int = 0) -> int:
-        return max(need.pool_bytes(blocks) + beside - room, need.table_bytes(blocks) - spare)
 
-    useful = need.blocks_of(min(USEFUL_LEN, need.wanted_len))
-    if need.said_blocks or need.config.max_model_len is not None:
-        return lacking(_least_blocks(need)), 0
-    return lacking(useful), lacking(need.blocks_of(need.wanted_len), grammars)
+def _missing_for_all(need: Need, room: int, spare: int, budget: Budget, grammars: int) -> int:
+    """The same for a sequence of the model's length in a pool of default size, which leaves grammars what they need; 0 where a pool or a
+    length was asked for."""
+    if need.said_blocks or need.config.max_model_len is not None or not budget.available:
+        return 0
+    blocks = need.blocks_of(need.wanted_len)
+    lacking = max(need.pool_bytes(blocks) - room, need.table_bytes(blocks) - spare)
+    # More memory is more of what is never planned too, and of what a pool takes by default.
+    share, of_pool = budget.usable / budget.available, budget.pool / budget.available
+    beside = need.pool_bytes(blocks) - room + grammars
+    default = (blocks * need.block_bytes / of_pool - budget.available) * share
+    return max(lacking, int(beside * share) + 1 if grammars else 0, int(default) + 1)
 
 
 def _num_swap_blocks(need: Need, room: int, apart: Budget | None) -> int:
@@ -182,23 +194,26 @@ def _num_swap_blocks(need: Need, room: int, apart: Budget | None) -> int:
         raise ModelError(
             f"--swap-space {config.swap_space} is less than one KV block ({mib(block_bytes)}); raise it, or leave it out"
         )
+    num_blocks = swap // block_bytes
     asked = need.said_blocks or (1 if config.max_model_len is None else need.blocks_of(need.wanted_len))
     # a pool that does not fit even without it is refused by its own flag
     pool = asked if need.pool_bytes(asked) <= room else 1
     left = max(room - need.pool_bytes(pool) if apart is None else apart.usable, 0)
-    if swap > left and room >= need.pool_bytes(1):  # without room for the model itself, that is what must be said
+    if num_blocks * block_bytes > left and room >= need.pool_bytes(
+        1
+    ):  # without room for the model itself, that is what must be said
         kept = "one KV block" if pool == 1 else f"{pool} KV blocks"
         after = f"after weights, activations and {kept}" if apart is None else "of the host's memory"
         raise ModelError(
             f"--swap-space {config.swap_space} does not fit: {after} {mib(left)} are left; "
             + (f"--swap-space {at_most(left, least=block_bytes)} fits" if left >= block_bytes else "leave it out")
         )
-    return swap // block_bytes
+    return num_blocks
 
 
-def _num_blocks(need: Need, fitting: int, budget: Budget, grammars: int) -> int:
-    """fitting: the most for which there is room, at least one. grammars: what a pool of default size leaves of it to them, if it is worth
-    having then."""
+def _num_blocks(need: Need, fitting: int, modest: int, budget: Budget) -> int:
+    """fitting: the most for which there is room, at least one. modest: those that leave grammars what they need, as a pool of default size
+    does where it is worth having then."""
     config, block_bytes = need.config, need.block_bytes
     room = fitting * block_bytes
     if config.num_blocks is not None:
@@ -210,10 +225,6 @@ def _num_blocks(need: Need, fitting: int, budget: Budget, grammars: int) -> int:
         return config.num_blocks
     if config.kv_cache_memory is not None:
         pool = parse_bytes(config.kv_cache_memory, flag="--kv-cache-memory")
-        if pool < block_bytes:
-            raise ModelError(
-                f"--kv-cache-memory {config.kv_cache_memory} is less than one KV block ({mib(block_bytes)}); raise it"
-            )
         if pool // block_bytes > fitting:
             raise ModelError(
                 f"--kv-cache-memory {config.kv_cache_memory} does not fit: after weights and activations{_and_swap(config)} "
@@ -223,9 +234,9 @@ def _num_blocks(need: Need, fitting: int, budget: Budget, grammars: int) -> int:
     # However modest, a pool holds a sequence of the length that was asked for, and never more than all places can use.
     per_sequence = need.blocks_of(need.wanted_len)
     least = 1 if config.max_model_len is None else per_sequence
-    worth = max(room // 2, min(need.blocks_of(USEFUL_LEN), per_sequence) * block_bytes)
-    left = room - grammars if room - grammars >= worth or config.grammar_memory is not None else room
-    usual = min(budget.pool // block_bytes, left // block_bytes, config.max_num_seqs * per_sequence)
+    worth = max(fitting // 2, min(need.blocks_of(USEFUL_LEN), per_sequence))
+    left = modest if modest >= worth or config.grammar_memory is not None else fitting
+    usual = min(budget.pool // block_bytes, left, config.max_num_seqs * per_sequence)
     return min(max(usual, least), fitting)
 
 
