@@ -17,6 +17,8 @@ from quire_operator.resources.args import flag_name, serve_args
 
 FIELDS = sorted(set(Engine.model_fields) - {"extra_args"})
 
+_KEYS = "a gateway's business in a cluster; extraArgs, with the file mounted from a Secret"
+
 _GRAMMARS = "limits of structured outputs, whose defaults follow the pod's; extraArgs"
 
 NOT_OFFERED = {
@@ -27,6 +29,10 @@ NOT_OFFERED = {
     "grammar_compile_timeout": _GRAMMARS,
     "grammar_token_timeout": _GRAMMARS,
     "grammar_mean_token_time": _GRAMMARS,
+    "api_key_file": _KEYS,
+    "requests_per_minute": _KEYS,
+    "tokens_per_minute": _KEYS,
+    "max_concurrent": _KEYS,
     "deterministic": "where it holds it is the default; the flag checks it at the start",
     "logits_processors": "needs a package that the image does not have; an own image names it in extraArgs",
     "model_impl": "for developers; auto is right in a cluster",

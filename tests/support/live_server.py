@@ -73,7 +73,9 @@ async def live_server(
     if attach:
         frontend.attach(engine, load_tokenizer(write_tokenizer(folder), name="tiny"), {})
     server = uvicorn.Server(
-        uvicorn.Config(create_app(frontend), log_config=None, access_log=False, lifespan="off", http="httptools")
+        uvicorn.Config(
+            create_app(frontend, clock=clock), log_config=None, access_log=False, lifespan="off", http="httptools"
+        )
     )
     server.capture_signals = _nothing  # type: ignore[assignment]
     serving = asyncio.create_task(server.serve([listener]))

@@ -22,6 +22,7 @@ OPERATOR_OWNED_FLAGS = (
     "drain-timeout",
     "metric-namespace",
     "api-key",
+    "metrics-auth",
 )
 """Flags the operator sets from elsewhere in the resource, or whose change would cut the operator off from the pod."""
 

@@ -199,6 +199,28 @@ class ServeConfig(EngineConfig):
     api_key: tuple[str, ...] = Field(
         (), description="keys of which a request must bring one as bearer token (repeat the flag); default: none needed"
     )
+    api_key_file: str | None = Field(
+        None,
+        min_length=1,
+        description="file with a line for each key: name, hash, limits (`quire key new` makes one); read again when it changes",
+    )
+    metrics_auth: bool = Field(False, description="/metrics needs a key too")
+    requests_per_minute: int = Field(
+        0,
+        ge=0,
+        description="requests that each key may make a minute, unless its line says otherwise; beyond it 429; 0 is no limit",
+    )
+    tokens_per_minute: int = Field(
+        0,
+        ge=0,
+        description="tokens of prompts and answers that each key may use a minute, unless its line says otherwise; beyond it 429; 0 is "
+        "no limit",
+    )
+    max_concurrent: int = Field(
+        0,
+        ge=0,
+        description="requests of each key at once, unless its line says otherwise; beyond it 429; 0 is no limit",
+    )
     metric_namespace: str = Field(
         "quire", pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", description="prefix of all metric names"
     )

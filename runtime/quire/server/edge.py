@@ -1,4 +1,4 @@
-"""The outermost layer: request id, key check, body limit, access log, and the last net for exceptions.
+"""The outermost layer: request id, key check, limits of the key, body limit, access log, and the last net for exceptions.
 
 Plain ASGI, because streams and disconnects must pass through untouched. Never logged: bodies, prompts, keys, query
 strings.
@@ -7,69 +7,70 @@ strings.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import json
 import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import RequestError
+from quire.server.auth.guard import EVERYBODY, Guard
+from quire.server.auth.keys import Principal
+from quire.server.auth.rates import Lease, Refusal, headers_of
 from quire.server.errors import ClientGoneError, body, describe
 from quire.server.jobs import Job
 
 _log = logging.getLogger("quire.access")
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
-"""Routes that need no key: probes and scrapers have none."""
-
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 CLIENT_GONE = 499
 LINGER_S = 2.0
 
-
-class KeyCheck:
-    """Bearer keys; only their hashes are kept, and comparing takes the same time whatever was sent."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    def allows(self, headers: Headers) -> bool:
-        if not self._hashes:
-            return True
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = hashlib.sha256(key.strip().encode("latin-1")).digest()  # the bytes as they came
-        matches = [hmac.compare_digest(given, known) for known in self._hashes]
-        return scheme.lower() == "bearer" and any(matches)
+_UNKNOWN = (
+    body(401, "a valid key is needed: send Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"),
+    {"WWW-Authenticate": "Bearer"},
+)
 
 
 class Edge:
-    """See the module. max_body_size is in bytes."""
+    """See the module. max_body_size is in bytes. dropped: counts a request that was refused, by reason."""
 
-    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str] = (), max_body_size: int) -> None:
+    def __init__(self, app: ASGIApp, *, guard: Guard, max_body_size: int, dropped: Callable[[str], None]) -> None:
         self._app = app
-        self._keys = KeyCheck(api_keys)
+        self._guard = guard
         self._max_body_size = max_body_size
+        self._dropped = dropped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        exchange = _Exchange(scope, _request_id(headers), receive, send)
+        open_path = scope["path"] in self._guard.open_paths
+        exchange = _Exchange(scope, _request_id(headers), receive, send, quiet=open_path)
         scope.setdefault("state", {})["request_id"] = exchange.request_id
+        lease: Lease | None = None
         try:
-            if scope["path"] not in OPEN_PATHS and not self._keys.allows(headers):
-                content = body(401, "a valid key is needed: send Authorization: Bearer KEY", code="invalid_api_key")
-                await exchange.answer(401, content, {"WWW-Authenticate": "Bearer"})
-            else:
-                await self._app(scope, self._limited(headers, receive), exchange.send)
+            if not open_path:
+                principal = await self._guard.principal(headers)
+                if principal is None:
+                    await exchange.answer(401, *_UNKNOWN)
+                    return
+                exchange.principal = principal.name
+                if scope["method"] == "POST":
+                    admitted = self._guard.begin(principal)
+                    if isinstance(admitted, Refusal):
+                        await self._refuse(exchange, principal, admitted)
+                        return
+                    lease = admitted
+                    lease.spent = exchange.num_tokens
+                    exchange.headers = headers_of(lease.meters)
+            await self._app(scope, self._limited(headers, receive), exchange.send)
         except ClientGoneError:
             exchange.status = CLIENT_GONE
         except Exception as exc:  # noqa: BLE001  (the last net: told to the client and logged)
@@ -77,7 +78,15 @@ class Edge:
             if not exchange.started:
                 await exchange.answer(status, content, extra)
         finally:
+            if lease is not None:
+                self._guard.end(lease)
             exchange.log()
+
+    async def _refuse(self, exchange: _Exchange, principal: Principal, refusal: Refusal) -> None:
+        self._dropped("rate_limit")
+        content = body(429, refusal.message, code="rate_limit_exceeded")
+        headers = {"retry-after": str(refusal.retry_after_s), **self._guard.headers(principal)}
+        await exchange.answer(429, content, headers)
 
     def _limited(self, headers: Headers, receive: Receive) -> Receive:
         """`receive` that refuses a body over the limit, by its announced length or as soon as too much has come."""
@@ -105,10 +114,13 @@ class Edge:
 class _Exchange:
     """One request and what was answered."""
 
-    def __init__(self, scope: Scope, request_id: str, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, request_id: str, receive: Receive, send: Send, *, quiet: bool) -> None:
         self.request_id = request_id
         self.status = 0
         self.started = False
+        self.headers: Mapping[str, str] = {}
+        self.principal = ""
+        self._quiet = quiet
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -119,6 +131,7 @@ class _Exchange:
             self.started, self.status = True, message["status"]
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self.request_id
+            headers.update(self.headers)
             if self.status == 413:
                 headers["connection"] = "close"
         elif self.status == 413 and not message.get("more_body", False):
@@ -142,9 +155,14 @@ class _Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
         await self.send({"type": "http.response.body", "body": data})
 
+    def num_tokens(self) -> int:
+        """Tokens that were computed for it so far, prompt and answer."""
+        job = self._scope["state"].get("job")
+        return job.num_tokens if isinstance(job, Job) else 0
+
     def log(self) -> None:
         path, job = self._scope["path"], self._scope["state"].get("job")
-        level = logging.DEBUG if path in OPEN_PATHS else logging.INFO
+        level = logging.DEBUG if self._quiet else logging.INFO
         if not _log.isEnabledFor(level):
             return
         words = [
@@ -152,6 +170,8 @@ class _Exchange:
             f"{time.monotonic() - self._begin_s:.3f}s",
             f"id={self.request_id}",
         ]
+        if self.principal not in ("", EVERYBODY):
+            words.append(f"key={self.principal}")
         if isinstance(job, Job):
             usage = job.usage
             words.append(

@@ -133,6 +133,10 @@ class Frontend:
         silence_s = self._clock() - self._last_sign_s
         return not self._choices or silence_s < self.config.liveness_timeout
 
+    def drop(self, reason: str) -> None:
+        """Count a request that was refused before it came here."""
+        self.metrics.dropped(reason)
+
     # --- what routes need ---------------------------------------------------------------------------------------
 
     @property

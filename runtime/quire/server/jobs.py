@@ -63,6 +63,12 @@ class Job:
             cached_tokens=sum(choice.num_cached_tokens for choice in first_of_prompt),
         )
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the engine has worked on for it: of prompts that were scheduled, and generated ones."""
+        prompts = {choice.prompt_index: len(choice.prompt_token_ids) for choice in self.choices if choice.scheduled}
+        return sum(prompts.values()) + sum(choice.text.num_tokens for choice in self.choices)
+
     def deliver(self, choice: Choice, delta: TokenDelta) -> None:
         """A report of the engine. Times are taken here, before anything can wait."""
         now, metrics = time.monotonic(), self._metrics

@@ -1,0 +1,81 @@
+"""What the edge asks before a request goes on: is it let in, as whom, and may it be now.
+
+A key comes as `Authorization: Bearer KEY` or as `x-api-key: KEY`, where clients of Anthropic put it. Where neither keys nor tokens are
+configured everybody is let in, all as one principal for the limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from starlette.datastructures import Headers
+
+from quire.config import ServeConfig
+from quire.server.auth.keyring import Keyring
+from quire.server.auth.keys import Principal
+from quire.server.auth.rates import Lease, Limits, Rates, Refusal, headers_of
+
+HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+METRICS_PATH = "/metrics"
+EVERYBODY = "everybody"
+
+
+class Checker(Protocol):
+    """A kind of credential."""
+
+    async def check(self, given: bytes) -> Principal | None:
+        """Whose it is; None where it is not a good one. Raises OverloadedError where that cannot be found out now."""
+        ...
+
+
+class Guard:
+    """See the module. `open_paths` need no key: probes and scrapers have none."""
+
+    def __init__(
+        self, config: ServeConfig, *, checkers: tuple[Checker, ...] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limits = Limits(
+            config.requests_per_minute or None, config.tokens_per_minute or None, config.max_concurrent or None
+        )
+        self._keys: Keyring | None = None
+        if config.api_key or config.api_key_file is not None:
+            self._keys = Keyring(config.api_key, config.api_key_file, limits=self._limits, clock=clock)
+        self._checkers = checkers
+        self._rates = Rates()
+        self._clock = clock
+        self.open_paths = HEALTH_PATHS if config.metrics_auth else HEALTH_PATHS | {METRICS_PATH}
+
+    async def principal(self, headers: Headers) -> Principal | None:
+        """Who asks; None without a good key or token. Raises OverloadedError where that cannot be found out now."""
+        if self._keys is None and not self._checkers:
+            return Principal(EVERYBODY, self._limits)
+        for given in _credentials(headers):
+            if self._keys is not None and (found := self._keys.find(given)) is not None:
+                return found
+            for checker in self._checkers:
+                if (found := await checker.check(given)) is not None:
+                    return found
+        return None
+
+    def begin(self, principal: Principal) -> Lease | Refusal:
+        """Let a request of theirs in, or say why not now; `end` must follow."""
+        return self._rates.begin(principal.name, principal.limits, self._clock())
+
+    def end(self, lease: Lease) -> None:
+        self._rates.end(lease, self._clock())
+
+    def headers(self, principal: Principal) -> dict[str, str]:
+        """`x-ratelimit-*` for somebody who was refused."""
+        return headers_of(self._rates.meters(principal.name, principal.limits, self._clock()))
+
+
+def _credentials(headers: Headers) -> Iterator[bytes]:
+    """What the request brings, as the bytes that came."""
+    for value in headers.getlist("authorization"):
+        scheme, _, key = value.partition(" ")
+        if scheme.lower() == "bearer":
+            yield key.strip().encode("latin-1")
+    for value in headers.getlist("x-api-key"):
+        yield value.strip().encode("latin-1")
