@@ -30,7 +30,7 @@ serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=â
 	@$(PY) -m quire.entrypoints.cli serve $(MODEL) --host=127.0.0.1 $(ARGS)
 
 ## Work on it
-.PHONY: setup lint format check test test-unit fuzz test-asan test-avx512-emulated e2e bench bench-peers bench-check manifests
+.PHONY: setup lint format check test test-unit fuzz test-asan test-avx512-emulated cross-kernels e2e bench bench-peers bench-check manifests
 setup: $(STAMP) ## the virtual environment .venv with all three packages and the tools
 $(STAMP): $(INSTALL_INPUTS) | python
 	@echo "==> virtual environment and packages (about a minute; the PyPI build of torch takes 5 GB)"
@@ -54,6 +54,8 @@ test-asan: setup ## the kernels' tests and random calls under AddressSanitizer a
 	@e2e/setup/test-kernels asan $(PY) $(ARGS)
 test-avx512-emulated: setup ## the kernels' tests on AVX-512, VNNI and BF16 without such a CPU (needs libsimde-dev)
 	@e2e/setup/test-kernels avx512 $(PY) $(ARGS)
+cross-kernels: setup ## compile the kernels for aarch64 (needs g++-aarch64-linux-gnu); runs nothing
+	@e2e/setup/cross-kernels $(PY)
 e2e: setup model ## whole-system tests on a real cluster (brought up if there is none)
 	@$(E2E) stack test $(ARGS)
 check: lint test-unit ## what to run before a commit

@@ -38,6 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--rounds", type=int, default=3, metavar="N", help="how often each lane runs each work; default: 3"
     )
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="default: benchmarks/results")
+    parser.add_argument(
+        "--add", action="store_true", help="to the works in that folder's file of today, this commit and this model"
+    )
     parser.add_argument("--prepare", action="store_true", help="only install engines and convert models")
     given = parser.parse_args(arguments)
     if given.rounds < 1:
@@ -56,7 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
                 (given.out / f"{stem}.{suffix}").write_text(page)
 
     try:
-        results = race(lanes, works, given.model, given.rounds, encode, kept=keep)
+        earlier = read_earlier(given.out / f"{stem}.json", facts) if given.add else None
+        results = race(lanes, works, given.model, given.rounds, encode, kept=keep, earlier=earlier)
     except PeerError as exc:
         print(f"peers: error: {exc}", file=sys.stderr)
         return 1
@@ -69,22 +73,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 def pages(results: Results, facts: dict[str, Any], model: str) -> dict[str, str]:
     """What is written, by suffix."""
+    figures = {work: results.figures[work] for work in WORKS if work in results.figures}
     cpu, threads = facts["machine"]["cpu"], facts["machine"]["threads"]
     content = {
         **facts,
         "model": model,
         "lanes": results.versions,
         "failures": results.failures,
-        "figures": results.figures,
+        "figures": figures,
     }
     title, subtitle = (
         f"Quire and its peers, {model}",
         f"{cpu}, {threads} threads, {' '.join(facts['machine']['flags'])}",
     )
-    sections = [table.markdown(table.tabulate(work, lanes)) for work, lanes in results.figures.items()]
+    sections = [table.markdown(table.tabulate(work, lanes)) for work, lanes in figures.items()]
     versions = [f"- {name}: {version}" for name, version in results.versions.items()]
     failures = [f"- {name}: {reason}" for name, reason in results.failures.items()]
-    runs = [run for lanes in results.figures.values() for rounds in lanes.values() for run in rounds]
+    runs = [run for lanes in figures.values() for rounds in lanes.values() for run in rounds]
     doubts = [f"- {line}" for line in warnings(runs)]
     software = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     head = [f"# {title}", "", f"{subtitle}; {software}. `quire ×` is how many times better that lane of Quire is.", ""]
@@ -98,8 +103,21 @@ def pages(results: Results, facts: dict[str, Any], model: str) -> dict[str, str]
     return {
         "json": json.dumps(content, indent=1) + "\n",
         "md": "\n".join([*head, *sections, *tail]) + "\n",
-        "svg": plot.svg(results.figures, title, subtitle),
+        "svg": plot.svg(figures, title, subtitle),
     }
+
+
+def read_earlier(file: Path, facts: dict[str, Any]) -> Results:
+    """What an earlier call left in `file`; nothing where there is none. Raises PeerError where software or machine differ."""
+    if not file.exists():
+        return Results()
+    content = json.loads(file.read_text())
+    for name in ("machine", "versions"):
+        if content[name] != facts[name]:
+            raise PeerError(
+                f"{file} is of another {name.rstrip('s')} ({content[name]}): results are added to those of the same only"
+            )
+    return Results(content["figures"], content["failures"], content["lanes"])
 
 
 def show(results: Results) -> None:

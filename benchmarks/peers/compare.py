@@ -31,6 +31,11 @@ class Results:
     failures: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
+    def forget(self, work: str) -> None:
+        """All of a work, as it will be run again."""
+        self.figures.pop(work, None)
+        self.failures = {name: reason for name, reason in self.failures.items() if not name.endswith(f", {work}")}
+
 
 def race(
     lanes: Sequence[Lane],
@@ -41,10 +46,14 @@ def race(
     *,
     kept: Callable[[Results], None],
     quiet_limit_s: float = QUIET_LIMIT_S,
+    earlier: Results | None = None,
 ) -> Results:
     """kept: called after each measurement, so that nothing is lost where the rest is broken off. quiet_limit_s: how long to wait at
-    most until other processes are quiet, before each measurement."""
-    results, ready = Results(), {}
+    most until other processes are quiet, before each measurement. earlier: results that these are added to; a work that is run
+    again takes the place of its earlier figures."""
+    results, ready = earlier or Results(), {}
+    for work in works:
+        results.forget(work)
     for lane in lanes:
         try:
             ready[lane.name] = lane.prepare(model)

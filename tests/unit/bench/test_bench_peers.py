@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from peers import plot
-from peers.__main__ import pages
-from peers.compare import WORKS, race, work_of
+from peers.__main__ import pages, read_earlier
+from peers.compare import WORKS, Results, race, work_of
 from peers.home import PeerError, output_of, run
 from peers.lanes import LANES, Lane, Ready
 from peers.table import SHEETS, advantage, markdown, tabulate
@@ -70,6 +70,23 @@ def test_the_plot_is_xml_and_its_bars_are_to_scale() -> None:
     assert theirs / ours == pytest.approx(60 / 2.5, rel=0.01)
     words = [word.text for word in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"a < b", "quire", "other", "2.50", "60.00"} <= set(words)
+
+
+def test_results_are_added_to_those_of_the_same_machine_and_software(tmp_path: Path) -> None:
+    facts = {"machine": {"cpu": "a"}, "versions": {"commit": "1"}, "environment": {}}
+    left = Results(
+        {"start": START, "w2-inside": W2}, {"other, w2-inside": "why", "third": "gone"}, {"quire": "1", "other": "2"}
+    )
+    file = tmp_path / "a.json"
+    assert read_earlier(file, facts) == Results()
+    file.write_text(pages(left, {**facts, "machine": {"cpu": "a", "threads": 2, "flags": []}}, "smol")["json"])
+    facts["machine"] = {"cpu": "a", "threads": 2, "flags": []}
+    read = read_earlier(file, facts)
+    assert read == left
+    again = race([], ["w2-inside"], "smol", 1, encode, kept=lambda results: None, earlier=read)
+    assert again == Results({"start": START}, {"third": "gone"}, left.versions)
+    with pytest.raises(PeerError, match=r"a\.json is of another version \({'commit': '1'}\)"):
+        read_earlier(file, {**facts, "versions": {"commit": "2"}})
 
 
 def test_commands_that_fail_say_their_last_words(tmp_path: Path) -> None:
