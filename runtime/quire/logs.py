@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
-from typing import TextIO
+from contextvars import ContextVar
+from typing import Any, Literal, TextIO
+
+LogFormat = Literal["text", "json"]
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""Of the HTTP request that is being answered; lines in JSON carry it."""
 
 
-def set_up_logging(level: str) -> None:
+def set_up_logging(level: str, form: LogFormat = "text") -> None:
     """One line per event on standard error, times in UTC; libraries speak from warning up."""
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
+    handler.setFormatter(JsonFormatter() if form == "json" else _text_formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("quire").setLevel(level.upper())
+
+
+def _text_formatter() -> logging.Formatter:
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    return formatter
+
+
+class JsonFormatter(logging.Formatter):
+    """An object a line: time, level, logger, message; request_id and exception where there are; and the record's `fields`, which
+    whoever logs gives with `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        content: dict[str, Any] = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if current := request_id.get():
+            content["request_id"] = current
+        if record.exc_info:
+            content["exception"] = self.formatException(record.exc_info)
+        content |= getattr(record, "fields", {})
+        return json.dumps(content, default=str)
 
 
 def speak_up(stream: TextIO | None = None) -> None:

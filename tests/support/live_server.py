@@ -18,6 +18,8 @@ from quire.config import ServeConfig
 from quire.errors import EngineDeadError
 from quire.server.app import create_app
 from quire.server.frontend import Frontend
+from quire.server.listener import uvicorn_config
+from quire.server.tls import tls_context
 from quire.text import load_tokenizer
 from scripted_engine import ScriptedEngine
 from tiny_text import build_tokenizer, write_tokenizer
@@ -72,11 +74,15 @@ async def live_server(
     frontend = Frontend(ServeConfig.model_validate(fields), clock=clock)
     if attach:
         frontend.attach(engine, load_tokenizer(write_tokenizer(folder), name="tiny"), {})
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(frontend, clock=clock), log_config=None, access_log=False, lifespan="off", http="httptools"
+    try:
+        server = uvicorn.Server(
+            uvicorn_config(
+                create_app(frontend, clock=clock), frontend.config, tls=tls_context(frontend.config, clock=clock)
+            )
         )
-    )
+    except BaseException:
+        listener.close()
+        raise
     server.capture_signals = _nothing  # type: ignore[assignment]
     serving = asyncio.create_task(server.serve([listener]))
     pump = asyncio.create_task(frontend.pump()) if attach else None

@@ -1,7 +1,7 @@
-"""`python serve_scripted.py FOLDER PORT [hold|refuse|never|told]`: the real server process over a scripted engine.
+"""`python serve_scripted.py FOLDER PORT [hold|refuse|never|told|long]`: the real server process over a scripted engine.
 
 hold: nothing moves until SIGUSR1. refuse: the engine cannot start. never: it never comes up. told: answers are the temperature and
-max_tokens that the engine was told. SIGUSR2 kills the engine.
+max_tokens that the engine was told. long: answers go on to max_tokens. SIGUSR2 kills the engine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from quire.config import ServeConfig
 from quire.entrypoints import cli
 from quire.errors import ModelError
 from quire.logs import set_up_logging
+from quire.request import AddRequest
 from quire.server.engine import Engine
 from quire.server.run import serve
 from scripted_engine import ScriptedEngine
@@ -22,10 +23,13 @@ from scripted_engine import ScriptedEngine
 
 async def start() -> Engine:
     mode = sys.argv[3] if len(sys.argv) > 3 else ""
-    told = mode == "told"
-    engine = ScriptedEngine(
-        lambda request: ids_of(f"{request.params.temperature:g} {request.params.max_tokens}" if told else "hello")
-    )
+
+    def reply(request: AddRequest) -> list[int]:
+        if mode == "long":
+            return ids_of("x") * (request.params.max_tokens or 1)
+        return ids_of(f"{request.params.temperature:g} {request.params.max_tokens}" if mode == "told" else "hello")
+
+    engine = ScriptedEngine(reply, max_model_len=4096)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, engine.release)
     loop.add_signal_handler(signal.SIGUSR2, lambda: engine.die("killed by SIGKILL (out of memory?)"))

@@ -23,6 +23,9 @@ OPERATOR_OWNED_FLAGS = (
     "metric-namespace",
     "api-key",
     "metrics-auth",
+    "ssl-certfile",
+    "ssl-keyfile",
+    "ssl-ca-certs",
 )
 """Flags the operator sets from elsewhere in the resource, or whose change would cut the operator off from the pod."""
 

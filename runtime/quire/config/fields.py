@@ -195,6 +195,12 @@ class ServeConfig(EngineConfig):
     liveness_timeout: float = Field(
         30.0, gt=0, description="seconds without a sign of life from a working engine until /health/live fails"
     )
+    client_timeout: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="seconds that a client may take to send the next part of its request, or to read what was sent; then it is cut",
+    )
     max_body_size: Size = Field("16Mi", description="largest accepted request body; beyond it 413")
     api_key: tuple[str, ...] = Field(
         (), description="keys of which a request must bring one as bearer token (repeat the flag); default: none needed"
@@ -221,10 +227,26 @@ class ServeConfig(EngineConfig):
         ge=0,
         description="requests of each key at once, unless its line says otherwise; beyond it 429; 0 is no limit",
     )
+    ssl_certfile: str | None = Field(
+        None,
+        min_length=1,
+        description="PEM file with the server's certificate and its chain: TLS; read again when it changes",
+    )
+    ssl_keyfile: str | None = Field(
+        None, min_length=1, description="PEM file with the certificate's key; default: it is in --ssl-certfile"
+    )
+    ssl_ca_certs: str | None = Field(
+        None, min_length=1, description="PEM file with authorities; clients need a certificate of one of them"
+    )
+    cors_allow_origin: tuple[str, ...] = Field(
+        (), description="origins whose web pages may use the server, or * (repeat the flag); default: none"
+    )
     metric_namespace: str = Field(
         "quire", pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", description="prefix of all metric names"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="log lines for people, or JSON objects")
+    log_requests: bool = Field(False, description="log prompts and answers; else they are in no log line")
 
     def engine(self) -> EngineConfig:
         """The part that goes to the engine process."""

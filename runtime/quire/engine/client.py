@@ -21,6 +21,7 @@ from quire.config import EngineConfig
 from quire.engine import wire
 from quire.engine.spawn import Spawned, spawn
 from quire.errors import ConfigError, EngineDeadError, ModelError, QuireError, RequestError
+from quire.logs import LogFormat
 from quire.request import (
     AbortRequest,
     AddRequest,
@@ -63,6 +64,7 @@ class EngineClient:
         *,
         deadline_s: float = 600.0,
         log_level: str = "info",
+        log_format: LogFormat = "text",
         spawned: Spawned | None = None,
     ) -> EngineClient:
         """Configure an engine's process and wait until it is ready. spawned: the process; default: a new one.
@@ -72,7 +74,7 @@ class EngineClient:
         """
         client = cls(spawned or spawn())
         try:
-            client._configure(config, log_level)
+            client._configure(config, log_level, log_format)
             async with asyncio.timeout(deadline_s):
                 client.ready = await client._first_words()
         except TimeoutError:
@@ -131,11 +133,12 @@ class EngineClient:
             self._spawned.end()
             self._context.destroy(linger=0)
 
-    def _configure(self, config: EngineConfig, log_level: str) -> None:
+    def _configure(self, config: EngineConfig, log_level: str, log_format: LogFormat) -> None:
         """One line, which fits into the pipe, so that this never waits."""
         settings = {
             "config": config.model_dump(mode="json"),
             "log_level": log_level,
+            "log_format": log_format,
             "spawned_s": self._spawned.spawned_s,
         }
         stdin = self._spawned.process.stdin

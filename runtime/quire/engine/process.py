@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> int:
     if not (line := sys.stdin.buffer.readline()):
         return 0  # nothing came of it: the server ended before it had a configuration
     settings = msgspec.json.decode(line)
-    set_up_logging(str(settings["log_level"]))
+    set_up_logging(settings["log_level"], settings["log_format"])
     stages = Stages()
     stages.seconds["import"] = imported_s - float(settings["spawned_s"])
     process = EngineProcess(wire.endpoints(Path(arguments[0])), lifeline)

@@ -216,8 +216,20 @@ def _finish(report: Report, figures: Sequence[Figure], json: Path | None) -> Non
         write(report, json)
 
 
-OWN = frozenset({"host", "port", "log_level", "api_key"})
-"""Flags of `quire serve` that the benchmark sets itself."""
+OWN = frozenset(
+    {
+        "host",
+        "port",
+        "log_level",
+        "api_key",
+        "api_key_file",
+        "metrics_auth",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_ca_certs",
+    }
+)
+"""Flags of `quire serve` that the benchmark sets itself, or that would lock it out."""
 add_command(bench, EngineConfig, "throughput", _throughput)
 add_command(bench, EngineConfig, "latency", _latency)
 add_command(bench, EngineConfig, "prefix", _prefix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from quire.config import ServeConfig
@@ -9,6 +10,8 @@ from quire.engine.spawn import spawn
 
 if TYPE_CHECKING:
     from quire.server.engine import Engine
+
+_log = logging.getLogger(__name__)
 
 
 def run(config: ServeConfig) -> int:
@@ -19,14 +22,18 @@ def run(config: ServeConfig) -> int:
         from quire.logs import set_up_logging
         from quire.server.run import serve
 
-        set_up_logging(config.log_level)
+        set_up_logging(config.log_level, config.log_format)
 
         async def start() -> Engine:
             return await EngineClient.start(
-                config.engine(), deadline_s=config.load_timeout, log_level=config.log_level, spawned=spawned
+                config.engine(),
+                deadline_s=config.load_timeout,
+                log_level=config.log_level,
+                log_format=config.log_format,
+                spawned=spawned,
             )
 
-        return serve(config, start, say=say)
+        return serve(config, start, say=say if config.log_format == "text" else _log.info)
     finally:
         spawned.end()
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 import quire
 from quire.config import parse_bytes
@@ -13,6 +14,14 @@ from quire.server import completions, errors, service
 from quire.server.auth.guard import Guard
 from quire.server.edge import Edge
 from quire.server.frontend import Frontend
+
+EXPOSED_HEADERS = (
+    "retry-after",
+    "x-request-id",
+    completions.IGNORED_HEADER,
+    *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
+)
+"""What a page of another origin may read of an answer's headers."""
 
 
 def create_app(frontend: Frontend, *, clock: Callable[[], float] = time.monotonic) -> FastAPI:
@@ -27,4 +36,13 @@ def create_app(frontend: Frontend, *, clock: Callable[[], float] = time.monotoni
     config = frontend.config
     limit = parse_bytes(config.max_body_size, flag="--max-body-size")
     app.add_middleware(Edge, guard=Guard(config, clock=clock), max_body_size=limit, dropped=frontend.drop)
+    if config.cors_allow_origin:
+        # Outside of the edge: a browser asks without a key, and reads refusals too.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_allow_origin,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
     return app

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 import time
 import uuid
@@ -16,16 +15,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire import logs
 from quire.errors import RequestError
+from quire.server import access
 from quire.server.auth.guard import EVERYBODY, Guard
 from quire.server.auth.keys import Principal
 from quire.server.auth.rates import Lease, Refusal, headers_of
 from quire.server.errors import ClientGoneError, body, describe
 from quire.server.jobs import Job
-
-_log = logging.getLogger("quire.access")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 CLIENT_GONE = 499
@@ -54,6 +54,7 @@ class Edge:
         open_path = scope["path"] in self._guard.open_paths
         exchange = _Exchange(scope, _request_id(headers), receive, send, quiet=open_path)
         scope.setdefault("state", {})["request_id"] = exchange.request_id
+        logs.request_id.set(exchange.request_id)  # each request has a task, and so a context, of its own
         lease: Lease | None = None
         try:
             if not open_path:
@@ -71,7 +72,7 @@ class Edge:
                     lease.spent = exchange.num_tokens
                     exchange.headers = headers_of(lease.meters)
             await self._app(scope, self._limited(headers, receive), exchange.send)
-        except ClientGoneError:
+        except (ClientGoneError, ClientDisconnect):
             exchange.status = CLIENT_GONE
         except Exception as exc:  # noqa: BLE001  (the last net: told to the client and logged)
             status, content, extra = describe(exc, exchange.request_id)
@@ -161,32 +162,19 @@ class _Exchange:
         return job.num_tokens if isinstance(job, Job) else 0
 
     def log(self) -> None:
-        path, job = self._scope["path"], self._scope["state"].get("job")
-        level = logging.DEBUG if self._quiet else logging.INFO
-        if not _log.isEnabledFor(level):
-            return
-        words = [
-            f"{self._scope['method']} {_printable(path)} {self.status}",
-            f"{time.monotonic() - self._begin_s:.3f}s",
-            f"id={self.request_id}",
-        ]
-        if self.principal not in ("", EVERYBODY):
-            words.append(f"key={self.principal}")
-        if isinstance(job, Job):
-            usage = job.usage
-            words.append(
-                f"prompt={usage.prompt_tokens} cached={usage.cached_tokens} completion={usage.completion_tokens}"
-            )
-            if job.first_token_s is not None:
-                words.append(f"ttft={job.first_token_s - job.arrival_s:.3f}s")
-            words.append("finish=" + ",".join(c.finish_reason.value if c.finish_reason else "-" for c in job.choices))
-        _log.log(level, " ".join(words))
+        job = self._scope["state"].get("job")
+        access.record(
+            self._scope["method"],
+            self._scope["path"],
+            self.status,
+            duration_s=time.monotonic() - self._begin_s,
+            request_id=self.request_id,
+            key="" if self.principal == EVERYBODY else self.principal,
+            job=job if isinstance(job, Job) else None,
+            quiet=self._quiet,
+        )
 
 
 def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def _printable(path: str) -> str:
-    return re.sub(r"[^\x21-\x7e]", "?", path)[:200]

@@ -25,6 +25,8 @@ from quire.server.jobs import Job
 from quire.text import Tokenizer
 
 _log = logging.getLogger(__name__)
+_requests_log = logging.getLogger("quire.requests")
+"""Speaks only with --log-requests."""
 
 RETRY_LOADING_S, RETRY_FULL_S, RETRY_DRAINING_S = 5, 1, 10
 
@@ -181,7 +183,13 @@ class Frontend:
         choices: list[Choice] = []
         for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
             choices += choices_of(key, prompt, one, tokenizer, prompt_index=index, first=len(choices))
-        job = Job(choices, self.metrics, engine.abort, queue_timeout_s=self.config.queue_timeout)
+        job = Job(
+            choices,
+            self.metrics,
+            engine.abort,
+            queue_timeout_s=self.config.queue_timeout,
+            keep_texts=self.config.log_requests,
+        )
         if not self._choices:
             self._last_sign_s = self._clock()  # silence counts only while there is work
         for choice in choices:
@@ -204,6 +212,7 @@ class Frontend:
             self._choices.pop(choice.request_id, None)
         if not self._choices:
             self._idle.set()
+        self._log_texts(job)
         if not left:
             return
         reason = FinishReason.ERROR if self.state is State.DEAD else FinishReason.ABORT
@@ -211,6 +220,15 @@ class Frontend:
             job.finish(choice, reason)
         if self.state is not State.DEAD:
             await asyncio.shield(asyncio.ensure_future(engine.abort([choice.request_id for choice in left])))
+
+    def _log_texts(self, job: Job) -> None:
+        """What was asked and said, where it is wanted in the log."""
+        if job.texts is None or self._tokenizer is None:
+            return
+        prompts = {choice.prompt_index: choice.prompt_token_ids for choice in job.choices}
+        texts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in prompts.values()]
+        fields = {"prompts": texts, "answers": job.texts}
+        _requests_log.info("prompts %r answers %r", texts, job.texts, extra={"fields": fields})
 
     # --- inside -------------------------------------------------------------------------------------------------
 

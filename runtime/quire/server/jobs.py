@@ -15,6 +15,7 @@ from quire.errors import OverloadedError, QuireError, RequestError
 from quire.metrics import EngineMetrics
 from quire.outputs.choice import Choice, Piece, lost
 from quire.request import FinishReason, TokenDelta
+from quire.server.inbox import Inbox
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Usage:
 class Job:
     """See the module. Iterating ends when every choice has ended; it raises what the job failed with.
 
-    abort: tells the engine to forget sequences. queue_timeout_s: how long the job may wait for its first scheduling.
+    abort: tells the engine to forget sequences. queue_timeout_s: how long the job may wait for its first scheduling. texts: where it
+    shall be kept, what each choice has said so far.
     """
 
     def __init__(
@@ -40,15 +42,17 @@ class Job:
         abort: Callable[[list[str]], Awaitable[None]],
         *,
         queue_timeout_s: float,
+        keep_texts: bool = False,
     ) -> None:
         self.choices = choices
         self.arrival_s = time.monotonic()
         self.first_token_s: float | None = None
+        self.texts: list[str] | None = [""] * len(choices) if keep_texts else None
         self._metrics = metrics
         self._abort = abort
         self._queue_timeout_s = queue_timeout_s
         self._last_token_s: dict[int, float] = {}
-        self._deltas: asyncio.Queue[tuple[Choice, TokenDelta] | QuireError] = asyncio.Queue()
+        self._reports = Inbox()
 
     @property
     def unfinished(self) -> list[Choice]:
@@ -84,11 +88,11 @@ class Job:
             self._last_token_s[choice.index] = now
             self.first_token_s = self.first_token_s or now
             metrics.count(metrics.generation_tokens, count)
-        self._deltas.put_nowait((choice, delta))
+        self._reports.put(choice, delta)
 
     def fail(self, error: QuireError) -> None:
         """The job cannot go on: iterating raises this."""
-        self._deltas.put_nowait(error)
+        self._reports.fail(error)
 
     def __aiter__(self) -> Job:
         return self
@@ -103,20 +107,16 @@ class Job:
 
     async def _next(self) -> tuple[Choice, TokenDelta]:
         if any(choice.scheduled for choice in self.choices):
-            item = await self._deltas.get()
-        else:
-            try:
-                async with asyncio.timeout(self.arrival_s + self._queue_timeout_s - time.monotonic()):
-                    item = await self._deltas.get()
-            except TimeoutError:
-                raise OverloadedError(
-                    f"the request waited {self._queue_timeout_s:g} s (--queue-timeout) without being scheduled",
-                    reason="queue_timeout",
-                    retry_after_s=5,
-                ) from None
-        if isinstance(item, QuireError):
-            raise item
-        return item
+            return await self._reports.get()
+        try:
+            async with asyncio.timeout(self.arrival_s + self._queue_timeout_s - time.monotonic()):
+                return await self._reports.get()
+        except TimeoutError:
+            raise OverloadedError(
+                f"the request waited {self._queue_timeout_s:g} s (--queue-timeout) without being scheduled",
+                reason="queue_timeout",
+                retry_after_s=5,
+            ) from None
 
     async def _piece(self, choice: Choice, delta: TokenDelta) -> Piece | None:
         try:
@@ -128,6 +128,8 @@ class Job:
             return None
         if stopped:
             await self._abort([choice.request_id])
+        if self.texts is not None:
+            self.texts[choice.index] += piece.text
         if piece.finish_reason is not None:
             self.finish(choice, piece.finish_reason)
         return piece if piece.text or piece.logprobs or piece.finish_reason is not None else None

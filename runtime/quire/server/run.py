@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,18 +18,18 @@ from dataclasses import dataclass
 import uvicorn
 
 from quire.config import ServeConfig
-from quire.errors import ConfigError, ModelError, OverloadedError, QuireError
+from quire.errors import ModelError, OverloadedError, QuireError
 from quire.models.generation_config import SamplingDefaults, sampling_defaults
 from quire.models.source import ModelFiles, resolve, resolve_tokenizer
 from quire.server.app import create_app
 from quire.server.engine import Engine, EngineStart
 from quire.server.frontend import Frontend
+from quire.server.listener import CLOSE_TIMEOUT_S, listen, uvicorn_config
+from quire.server.tls import tls_context
 from quire.text import Tokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT_S = 10.0
-KEEP_ALIVE_S = 75
 EXIT_AT_ONCE = 128 + signal.SIGTERM
 
 Say = Callable[[str], None]
@@ -68,23 +67,10 @@ class _Process:
         self._signals = 0
         self._signalled = asyncio.Event()
         self._at_once = asyncio.Event()
-        self._server = _Server(
-            uvicorn.Config(
-                create_app(self._frontend),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                date_header=True,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(CLOSE_TIMEOUT_S),
-                http="httptools",
-                ws="none",
-            )
-        )
+        self._server = _Server(uvicorn_config(create_app(self._frontend), config, tls=tls_context(config)))
 
     async def run(self) -> int:
-        listener = _listen(self._config)
+        listener = listen(self._config)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -170,10 +156,11 @@ class _Process:
         """What a person wants to know when it is up."""
         config, ready, name = self._config, engine.ready, self._frontend.names[0]
         host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
-        url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+        scheme = "http" if config.ssl_certfile is None else "https"
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
         info = ready.info
         tokens = ready.num_blocks * ready.block_size
-        key = " -H 'authorization: Bearer KEY'" if config.api_key else ""
+        key = " -H 'authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
         took_s = time.monotonic() - self._frontend.started_s
         lines = [
             f"quire serves {name} at {url}/v1 (ready after {took_s:.1f} s)",
@@ -218,14 +205,3 @@ class _Process:
             self._server.force_exit = True
         if not http.done():
             await asyncio.wait({http}, timeout=CLOSE_TIMEOUT_S + 5)
-
-
-def _listen(config: ServeConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        return socket.create_server((config.host, config.port), family=family, backlog=2048)
-    except OSError as exc:
-        cause = (exc.strerror or str(exc)).partition(" (while")[0]  # Python repeats the address there
-        raise ConfigError(
-            f"cannot listen on --host {config.host} --port {config.port}: {cause}; choose another port"
-        ) from exc

@@ -1,14 +1,10 @@
 """The process: announcement, drain, second signal, death of the engine, refusals; as a real process with real signals."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,70 +13,9 @@ import openai
 import pytest
 
 from live_server import events_of
-from tiny_text import write_tokenizer
+from server_process import Process, process
 
-SCRIPT = Path(__file__).parents[2] / "support" / "serve_scripted.py"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-@dataclass
-class Process:
-    handle: asyncio.subprocess.Process
-    http: httpx.AsyncClient
-    out: list[str] = field(default_factory=list)
-
-    def send(self, number: signal.Signals) -> None:
-        self.handle.send_signal(number)
-
-    async def line(self, words: str) -> str:
-        """The next line of standard output that contains `words`."""
-        assert self.handle.stdout is not None
-        async with asyncio.timeout(30):
-            while line := (await self.handle.stdout.readline()).decode():
-                self.out.append(line)
-                if words in line:
-                    return line
-        raise AssertionError(f"{words!r} never came; there was {self.out}")
-
-    async def end(self) -> tuple[int, str]:
-        """Exit status and the last line of standard error."""
-        async with asyncio.timeout(30):
-            out, err = await self.handle.communicate()
-        assert b"Traceback" not in err, err.decode()
-        self.out += out.decode().splitlines()
-        return self.handle.returncode or 0, (err.decode().splitlines() or [""])[-1]
-
-
-@asynccontextmanager
-async def process(
-    folder: Path, mode: str = "", *, drain_s: float = 30, port: int | None = None, **generation: float
-) -> AsyncIterator[Process]:
-    """generation: entries of generation_config.json."""
-    write_tokenizer(folder)
-    if generation:
-        (folder / "generation_config.json").write_text(json.dumps(generation))
-    (folder / "config.json").write_text("{}")
-    if port is None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-    handle = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(SCRIPT),
-        str(folder),
-        str(port),
-        mode,
-        str(drain_s),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
-            yield Process(handle, http)
-    finally:
-        if handle.returncode is None:
-            handle.kill()
-            await handle.wait()
 
 
 def proc(pid: int, name: str) -> str:
@@ -215,7 +150,7 @@ async def test_the_real_engine_answers_and_its_death_ends_the_server(tmp_path: P
     )  # fmt: skip
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
-            running = Process(handle, http)
+            running = Process(handle, http, port)
             assert handle.stdout is not None
             async with asyncio.timeout(240):
                 while b"curl" not in (line := await handle.stdout.readline()):

@@ -1,0 +1,135 @@
+"""The edge to the network: the socket, uvicorn's settings, and clients that neither send nor read.
+
+uvicorn stops handing data to a connection whose client does not read (64 KiB wait in this process, then its answer waits too), but waits
+for ever; and a client may take for ever to send a request. Both are cut here after `client_timeout_s`, which ends their requests
+as if they had left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quire.config import ServeConfig
+from quire.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+
+
+def listen(config: ServeConfig) -> socket.socket:
+    """The socket; raises ConfigError."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    except OSError as exc:
+        cause = (exc.strerror or str(exc)).partition(" (while")[0]  # Python repeats the address there
+        raise ConfigError(
+            f"cannot listen on --host {config.host} --port {config.port}: {cause}; choose another port"
+        ) from exc
+
+
+def uvicorn_config(app: ASGIApp, config: ServeConfig, *, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
+    """How `quire serve` runs uvicorn."""
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(CLOSE_TIMEOUT_S),
+        http=_protocol(config.client_timeout),
+        ws="none",
+    )
+    settings.load()
+    settings.ssl = tls
+    return settings
+
+
+def _protocol(client_timeout_s: float) -> type[asyncio.Protocol]:
+    """A protocol that waits so long for its client."""
+    return type("Protocol", (PatientProtocol,), {"client_timeout_s": client_timeout_s})
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """One connection. At any time at most one thing is waited for: the rest of a request, or that the client reads."""
+
+    client_timeout_s: float
+    _sending: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._request_came()
+        self._client_reads()
+        super().connection_lost(exc)
+
+    # --- the client sends ---
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_request()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._await_request()
+
+    def on_message_complete(self) -> None:
+        self._request_came()
+        super().on_message_complete()
+
+    def _await_request(self) -> None:
+        """A part of it came; so long may the next one take."""
+        self._request_came()
+        self._reading = self.loop.call_later(self.client_timeout_s, self._request_is_late)
+
+    def _request_came(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _request_is_late(self) -> None:
+        self._reading = None
+        if self.flow.read_paused:  # it is not the client that is waited for
+            self._await_request()
+        else:
+            self._cut("did not send the rest of its request")
+
+    # --- the client reads ---
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._sending is None:
+            self._sending = self.loop.call_later(self.client_timeout_s, self._cut, "did not read its answer")
+
+    def resume_writing(self) -> None:
+        self._client_reads()
+        super().resume_writing()
+
+    def _client_reads(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    def _cut(self, what: str) -> None:
+        request_id = (self.scope or {}).get("state", {}).get("request_id", "-")
+        _log.warning(
+            "a client %s for %g s (--client-timeout) and is cut: id=%s", what, self.client_timeout_s, request_id
+        )
+        self.transport.abort()

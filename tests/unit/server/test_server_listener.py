@@ -1,0 +1,292 @@
+"""Clients that do not send or do not read, TLS, other origins, log lines in JSON, compression; on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import logging
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from live_server import Live, events_of, ids_of, live_server
+from quire.config import ServeConfig
+from quire.errors import ConfigError
+from quire.logs import JsonFormatter
+from quire.server.tls import tls_context
+from scripted_engine import ScriptedEngine
+
+CHAT = "/v1/chat/completions"
+LONG = ids_of("x" * 100)
+BODY = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@asynccontextmanager
+async def connection(live: Live) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Bytes to and from the server."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", live.frontend.config.port, limit=1 << 24)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def request(body: bytes, *, length: int | None = None) -> bytes:
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body) if length is None else length}\r\n\r\n"
+    return head.encode() + body
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST / HT", b"GET /version HTTP/1.1\r\nhost: x\r\nx-slow: ", request(b"{", length=100)]
+)
+async def test_who_does_not_send_a_whole_request_is_cut(
+    tmp_path: Path, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG), client_timeout=0.05) as live:
+        async with connection(live) as (reader, writer), asyncio.timeout(10):
+            writer.write(sent)
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+                raise ConnectionResetError  # closed, not reset
+        assert "did not send the rest of its request for 0.05 s (--client-timeout)" in caplog.text
+        assert (await live.chat()).status_code == 200
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_who_keeps_a_connection_for_later_is_not_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG), client_timeout=0.02) as live:
+        async with connection(live) as (reader, writer), asyncio.timeout(10):
+            for _ in range(2):
+                writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+                async with connection(live) as (other, _):  # that one is cut, so the time has passed
+                    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                        await other.readexactly(1)
+                assert b"version" in await reader.readuntil(b"}")
+        assert len(re.findall("is cut", caplog.text)) == 2
+
+
+async def test_who_does_not_read_is_cut_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One does not read 20 000 tokens, others get theirs meanwhile; its request ends in the engine."""
+    num_tokens = 20_000
+
+    def reply(asked: object) -> list[int]:
+        return ids_of("y") * num_tokens
+
+    engine = ScriptedEngine(reply, max_model_len=num_tokens + 100)
+    async with live_server(tmp_path, engine, client_timeout=0.2) as live:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", live.frontend.config.port))
+        await loop.sock_sendall(sock, request(json.dumps({**BODY, "stream": True}).encode()))
+        await engine.until(lambda: engine.requests)
+        answers = [await live.chat(stream=True, max_tokens=5) for _ in range(5)]
+        assert all(events_of(answer.text)[-1] == "[DONE]" for answer in answers)
+        await engine.until(lambda: engine.aborted)
+        assert engine.aborted == [engine.requests[0].request_id]
+        assert "did not read its answer for 0.2 s" in caplog.text
+        async with asyncio.timeout(10):
+            await live.frontend.drained()
+        sock.close()
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="quire.access")
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG)) as live:
+        async with connection(live) as (_, writer):
+            writer.write(request(b"{", length=100))
+            await writer.drain()
+            assert (await live.http.get("/version")).status_code == 200
+        async with asyncio.timeout(10):
+            while f"POST {CHAT} 499" not in caplog.text:
+                await live.http.get("/version")
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_streams_are_never_compressed(tmp_path: Path) -> None:
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG)) as live:
+        live.http.headers["accept-encoding"] = "gzip, br, zstd"
+        for stream in (False, True):
+            answer = await live.chat(stream=stream)
+            assert "content-encoding" not in answer.headers
+        assert answer.headers["cache-control"] == "no-cache, no-transform"
+        assert answer.headers["x-accel-buffering"] == "no"
+
+
+async def test_other_origins(tmp_path: Path) -> None:
+    page = {"origin": "https://page.example"}
+    asks = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization, x-y"}
+    engine = ScriptedEngine(lambda _: LONG)
+    async with live_server(tmp_path, engine, cors_allow_origin=("https://page.example",), api_key=("k",)) as live:
+        asked = await live.http.options(CHAT, headers=asks)
+        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, page["origin"])
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+        refused = await live.http.post(CHAT, headers=page)
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, page["origin"])
+        assert "x-request-id" in refused.headers["access-control-expose-headers"]
+        other = await live.http.options(CHAT, headers={**asks, "origin": "https://else.example"})
+        assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
+    async with live_server(tmp_path, engine) as live:
+        assert (await live.http.options(CHAT, headers=asks)).status_code == 405
+        assert "access-control-allow-origin" not in (await live.http.get("/version", headers=page)).headers
+
+
+def certificate(folder: Path, name: str, *, number: int = 1) -> tuple[Path, Path]:
+    """Files with a certificate for 127.0.0.1, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(number)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certfile, keyfile = folder / f"{name}.pem", folder / f"{name}.key"
+    certfile.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    keyfile.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, plain)
+    )
+    return certfile, keyfile
+
+
+async def test_tls_and_a_renewed_certificate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    certfile, keyfile = certificate(tmp_path, "first", number=11)
+    config = {"ssl_certfile": str(certfile), "ssl_keyfile": str(keyfile)}
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG), clock=lambda: now[0], **config) as live:
+        url = f"https://localhost:{live.frontend.config.port}"
+
+        async def serial(trusted: Path) -> int:
+            context = ssl.create_default_context(cafile=str(trusted))
+            async with (
+                httpx.AsyncClient(verify=context, base_url=url) as client,
+                client.stream("POST", CHAT, json={**BODY, "stream": True}) as answer,
+            ):
+                assert "[DONE]" in (await answer.aread()).decode()
+                der = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert(True)
+            return x509.load_der_x509_certificate(der).serial_number
+
+        assert await serial(certfile) == 11
+        second, second_key = certificate(tmp_path, "second", number=22)
+        certfile.write_bytes(second.read_bytes())  # with the key of the first: no pair
+        now[0] += 1
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            await serial(second)
+        assert "the certificate read before stays in use" in caplog.text
+        keyfile.write_bytes(second_key.read_bytes())
+        now[0] += 1
+        assert await serial(second) == 22
+        with pytest.raises(httpx.RemoteProtocolError):
+            await live.http.get("/version")  # plain HTTP
+
+
+async def test_clients_need_a_certificate_where_authorities_are_given(tmp_path: Path) -> None:
+    certfile, keyfile = certificate(tmp_path, "server")
+    mine, my_key = certificate(tmp_path, "client")
+    config = {"ssl_certfile": str(certfile), "ssl_keyfile": str(keyfile), "ssl_ca_certs": str(mine)}
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG), **config) as live:
+        url = f"https://localhost:{live.frontend.config.port}/version"
+        context = ssl.create_default_context(cafile=str(certfile))
+        async with httpx.AsyncClient(verify=context) as client:
+            with pytest.raises(httpx.TransportError):
+                await client.get(url)
+        context.load_cert_chain(mine, my_key)
+        async with httpx.AsyncClient(verify=context) as client:
+            assert (await client.get(url)).status_code == 200
+
+
+def test_a_certificate_that_is_none_ends_the_start(tmp_path: Path) -> None:
+    certfile, keyfile = certificate(tmp_path, "one")
+    (tmp_path / "bad").write_text("nothing")
+    for fields, words in [
+        ({"ssl_keyfile": "x"}, "--ssl-keyfile needs --ssl-certfile"),
+        ({"ssl_ca_certs": "x"}, "--ssl-ca-certs needs --ssl-certfile"),
+        ({"ssl_certfile": str(tmp_path / "absent")}, "absent cannot be used: No such file"),
+        ({"ssl_certfile": str(tmp_path / "bad")}, "bad cannot be used: "),
+        ({"ssl_certfile": str(certfile)}, "one.pem cannot be used: "),
+        (
+            {"ssl_certfile": str(certfile), "ssl_keyfile": str(keyfile), "ssl_ca_certs": str(tmp_path / "bad")},
+            "--ssl-ca-certs .*bad cannot be used: ",
+        ),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            tls_context(ServeConfig.model_validate(fields))
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    """What `--log-format=json` writes."""
+    written: list[str] = []
+    handler = logging.Handler()
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("quire")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    handler.emit = lambda record: written.append(handler.format(record))  # type: ignore[method-assign]
+    yield written
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
+async def test_log_lines_in_json(tmp_path: Path, lines: list[str]) -> None:
+    engine = ScriptedEngine(lambda _: ids_of("answer"))
+    async with live_server(tmp_path, engine, api_key=("k",)) as live:
+        live.http.headers.update({"authorization": "Bearer k", "x-request-id": "abc"})
+        await live.chat("prompt-text")
+        engine.add = None  # type: ignore[assignment,method-assign]
+        await live.chat()
+    told = [json.loads(line) for line in lines]
+    (access,) = [one for one in told if one.get("status") == 200]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", access.pop("time"))
+    assert access.pop("duration_s") >= access.pop("ttft_s") >= 0
+    assert access.pop("message").startswith(f"POST {CHAT} 200 ")
+    assert access.pop("prompt_tokens") > 0
+    assert access == {
+        "level": "info",
+        "logger": "quire.access",
+        "method": "POST",
+        "path": CHAT,
+        "status": 200,
+        "request_id": "abc",
+        "key": "key-1",
+        "cached_tokens": 1,
+        "completion_tokens": 7,
+        "finish_reasons": ["stop"],
+    }
+    (fault,) = [one for one in told if one["level"] == "error"]
+    assert fault["request_id"] == "abc" and "TypeError" in fault["exception"]
+    assert "prompt-text" not in str(told)
+
+
+async def test_prompts_are_logged_only_where_it_is_asked_for(tmp_path: Path, lines: list[str]) -> None:
+    engine = ScriptedEngine(lambda _: ids_of("answer-text"))
+    async with live_server(tmp_path, engine, log_requests=True) as live:
+        await live.complete(["prompt-text", "other"], n=2)
+    (told,) = [json.loads(line) for line in lines if "prompt-text" in line]
+    assert told["logger"] == "quire.requests" and len(told["request_id"]) == 32
+    assert [prompt.removeprefix("<s>") for prompt in told["prompts"]] == ["prompt-text", "other"]
+    assert told["answers"] == ["answer-text"] * 4
