@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -51,9 +52,15 @@ class Process:
 
 @asynccontextmanager
 async def process(
-    folder: Path, mode: str = "", *, drain_s: float = 30, port: int | None = None, **generation: float
+    folder: Path,
+    mode: str = "",
+    *,
+    drain_s: float = 30,
+    port: int | None = None,
+    log: Path | None = None,
+    **generation: float,
 ) -> AsyncIterator[Process]:
-    """generation: entries of generation_config.json."""
+    """log: a file for standard error, where much is written. generation: entries of generation_config.json."""
     write_tokenizer(folder)
     if generation:
         (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -61,17 +68,18 @@ async def process(
     if port is None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-    handle = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(SCRIPT),
-        str(folder),
-        str(port),
-        mode,
-        str(drain_s),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    with contextlib.nullcontext(asyncio.subprocess.PIPE) if log is None else log.open("wb") as stderr:
+        handle = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(SCRIPT),
+            str(folder),
+            str(port),
+            mode,
+            str(drain_s),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
             yield Process(handle, http, port)
