@@ -30,7 +30,7 @@ def tls_context(config: ServeConfig, *, clock: Callable[[], float] = time.monoto
         connection.context = watched.value
 
     first = watched.value
-    first.sni_callback = renew  # type: ignore[assignment]
+    first.sni_callback = renew
     return first
 
 
