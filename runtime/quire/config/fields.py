@@ -210,6 +210,15 @@ class ServeConfig(EngineConfig):
         min_length=1,
         description="file with a line for each key: name, hash, limits (`quire key new` makes one); read again when it changes",
     )
+    jwt_keys: str | None = Field(
+        None,
+        min_length=1,
+        description="JSON web tokens are good as keys (RS256, ES256, HS256): https address of a JWKS, or a file with a JWKS, a public key in "
+        "PEM, or a secret; needs quire[jwt]",
+    )
+    jwt_audience: str | None = Field(None, min_length=1, description="audience that tokens must be for")
+    jwt_issuer: str | None = Field(None, min_length=1, description="issuer that tokens must be of")
+    jwt_leeway: float = Field(30.0, ge=0, le=600, description="seconds that the issuer's clock may differ")
     metrics_auth: bool = Field(False, description="/metrics needs a key too")
     requests_per_minute: int = Field(
         0,

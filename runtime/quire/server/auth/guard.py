@@ -13,6 +13,7 @@ from typing import Protocol
 from starlette.datastructures import Headers
 
 from quire.config import ServeConfig
+from quire.errors import ConfigError
 from quire.server.auth.keyring import Keyring
 from quire.server.auth.keys import Principal
 from quire.server.auth.rates import Lease, Limits, Rates, Refusal, headers_of
@@ -33,30 +34,27 @@ class Checker(Protocol):
 class Guard:
     """See the module. `open_paths` need no key: probes and scrapers have none."""
 
-    def __init__(
-        self, config: ServeConfig, *, checkers: tuple[Checker, ...] = (), clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, config: ServeConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = Limits(
             config.requests_per_minute or None, config.tokens_per_minute or None, config.max_concurrent or None
         )
         self._keys: Keyring | None = None
         if config.api_key or config.api_key_file is not None:
             self._keys = Keyring(config.api_key, config.api_key_file, limits=self._limits, clock=clock)
-        self._checkers = checkers
+        self._tokens = _token_check(config, self._limits, clock)
         self._rates = Rates()
         self._clock = clock
         self.open_paths = HEALTH_PATHS if config.metrics_auth else HEALTH_PATHS | {METRICS_PATH}
 
     async def principal(self, headers: Headers) -> Principal | None:
         """Who asks; None without a good key or token. Raises OverloadedError where that cannot be found out now."""
-        if self._keys is None and not self._checkers:
+        if self._keys is None and self._tokens is None:
             return Principal(EVERYBODY, self._limits)
         for given in _credentials(headers):
             if self._keys is not None and (found := self._keys.find(given)) is not None:
                 return found
-            for checker in self._checkers:
-                if (found := await checker.check(given)) is not None:
-                    return found
+            if self._tokens is not None and (found := await self._tokens.check(given)) is not None:
+                return found
         return None
 
     def begin(self, principal: Principal) -> Lease | Refusal:
@@ -69,6 +67,19 @@ class Guard:
     def headers(self, principal: Principal) -> dict[str, str]:
         """`x-ratelimit-*` for somebody who was refused."""
         return headers_of(self._rates.meters(principal.name, principal.limits, self._clock()))
+
+
+def _token_check(config: ServeConfig, limits: Limits, clock: Callable[[], float]) -> Checker | None:
+    if config.jwt_keys is None:
+        for flag, value in (("--jwt-audience", config.jwt_audience), ("--jwt-issuer", config.jwt_issuer)):
+            if value is not None:
+                raise ConfigError(f"{flag} needs --jwt-keys")
+        return None
+    try:
+        from quire.server.auth.jwt_check import JwtCheck  # PyJWT and cryptography: an extra
+    except ModuleNotFoundError as exc:
+        raise ConfigError(f"--jwt-keys needs the package {exc.name}: pip install 'quire[jwt]'") from None
+    return JwtCheck(config, limits=limits, clock=clock)
 
 
 def _credentials(headers: Headers) -> Iterator[bytes]:
