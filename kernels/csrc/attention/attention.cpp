@@ -36,8 +36,8 @@ void paged_attention(const Kernels& kernels, AttentionCall call, const Tensor& q
   const std::unique_ptr<float[]> partials(new float[size_t(schedule.partial_floats)]);
   schedule.place(partials.get());
   const int64_t floats = schedule.scratch_floats;
-  const auto attend = [&](int64_t i) { kernels.attend(call, schedule.items[size_t(i)], scratch(floats)); };
-  parallel_for(int64_t(schedule.items.size()), threads, attend);
+  const auto attend = [&](int64_t i) { schedule.attend(kernels, call, i, scratch(floats)); };
+  parallel_for(schedule.num_runs(), threads, attend);
   for (const auto& [first, count] : schedule.spans)
     kernels.merge(call, &schedule.items[size_t(first)], count, scratch(floats));
 }

@@ -71,21 +71,24 @@ QUIRE_INLINE void dot_four(const float* query, int64_t width, const T* const* ke
   }
 }
 
-// Rows lie scattered in the cache, so the hardware does not foresee them: ask for row j + kAhead while row j is worked on.
-// Of `known` rows the address is known.
-constexpr int kAhead = 16;
+// The keys, or the values, of a tile that is to come, asked for bit by bit while another is worked on. In the order in which they lie in memory:
+// a block's tokens with all heads of the item follow each other there, and memory answers such a run at twice the rate of single heads. A
+// tile has a pass for each head, so head h of the tile at hand asks for the h-th part of the next tile, whichever heads lie in it.
+struct Ahead {
+  const char* pieces[kKeyTile];  // of a token and a head
+  int count = 0, done = 0;
+  int64_t bytes = 0;  // of a piece
 
-template <class T>
-QUIRE_INLINE void prefetch(const T* const* rows, int j, int known, int64_t width) {
-  if (j + kAhead >= known) return;
-  const char* row = reinterpret_cast<const char*>(rows[j + kAhead]);
-  for (int64_t byte = 0; byte < width * int64_t(sizeof(T)); byte += 64) __builtin_prefetch(row + byte);
-}
+  QUIRE_SHARED_INLINE void fetch(int most) {
+    for (; most > 0 && done < count; --most, ++done)
+      for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(pieces[done] + byte);
+  }
+};
 
 template <int R, class T>
-void dot_rows(const float* query, int64_t width, const T* const* keys, int count, int known, float* scores) {
+void dot_rows(const float* query, int64_t width, const T* const* keys, int count, Ahead& ahead, float* scores) {
   for (int j = 0; j < count; j += 4) {
-    for (int i = j; i < j + 4; ++i) prefetch(keys, i, known, width);
+    ahead.fetch(4);
     dot_four<R>(query, width, keys + j, scores + j);
   }
 }
@@ -93,7 +96,7 @@ void dot_rows(const float* query, int64_t width, const T* const* keys, int count
 // acc[r] = acc[r] * alpha[r] + sum over j in [begin, end) of weights[r][j] * values[j], for C vectors of the head.
 template <int R, int C, class T>
 QUIRE_INLINE void accumulate_columns(float* acc, int64_t width, const float* alpha, const float* weights,
-                                     const T* const* values, int64_t d, int begin, int end, int known) {
+                                     const T* const* values, int64_t d, int begin, int end, Ahead& ahead) {
   F sums[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) sums[r][c] = load(acc + r * width + d + c * W);
@@ -103,7 +106,7 @@ QUIRE_INLINE void accumulate_columns(float* acc, int64_t width, const float* alp
   for (int j = begin; j < end; ++j) {
     F weight[R];  // R weights, R*C sums and one value: all 16 registers of AVX2 for R = 3
     for (int r = 0; r < R; ++r) weight[r] = splat(weights[r * kKeyTile + j]);
-    if (d == 0) prefetch(values, j, known, width);
+    ahead.fetch(1);
     const T* value = values[j] + d;
     for (int c = 0; c < C; ++c) {
       const F v = load(value + c * W);
@@ -116,18 +119,18 @@ QUIRE_INLINE void accumulate_columns(float* acc, int64_t width, const float* alp
 
 template <int R, class T>
 void accumulate_rows(float* acc, int64_t width, const float* alpha, const float* weights, const T* const* values,
-                     int begin, int end, int known) {
+                     int begin, int end, Ahead& ahead) {
   int64_t d = 0;
   for (; d + 4 * W <= width; d += 4 * W)
-    accumulate_columns<R, 4>(acc, width, alpha, weights, values, d, begin, end, known);
-  for (; d < width; d += W) accumulate_columns<R, 1>(acc, width, alpha, weights, values, d, begin, end, known);
+    accumulate_columns<R, 4>(acc, width, alpha, weights, values, d, begin, end, ahead);
+  for (; d < width; d += W) accumulate_columns<R, 1>(acc, width, alpha, weights, values, d, begin, end, ahead);
 }
 
 // The two functions for 1 to kRows rows, by number of rows.
 template <class T>
 struct RowFunctions {
-  using Dot = void (*)(const float*, int64_t, const T* const*, int, int, float*);
-  using Accumulate = void (*)(float*, int64_t, const float*, const float*, const T* const*, int, int, int);
+  using Dot = void (*)(const float*, int64_t, const T* const*, int, Ahead&, float*);
+  using Accumulate = void (*)(float*, int64_t, const float*, const float*, const T* const*, int, int, Ahead&);
 #if defined(__AVX512F__)
   static constexpr Dot dot[] = {dot_rows<1, T>, dot_rows<2, T>, dot_rows<3, T>,
                                 dot_rows<4, T>, dot_rows<5, T>, dot_rows<6, T>};
@@ -192,12 +195,50 @@ void locate(const Tensor& cache, const int32_t* blocks, int block_size, int kv_h
   }
 }
 
+// The keys of a tile that an item reads.
+struct Tile {
+  const AttentionItem* item;  // null: none
+  int first;                  // key
+
+  QUIRE_SHARED_INLINE int count() const {
+    const int left = item->last_key - first;
+    return left < kKeyTile ? left : kKeyTile;
+  }
+};
+
+QUIRE_INLINE Tile first_tile(const AttentionCall& call, const AttentionItem* item) {
+  if (item == nullptr) return {nullptr, 0};
+  const int seen = call.first_seen(item->first_position) / kKeyTile * kKeyTile;
+  return {item, seen > item->first_key ? seen : item->first_key};
+}
+
+QUIRE_INLINE const int32_t* table_of(const AttentionCall& call, const AttentionItem& item) {
+  return call.block_tables.as<int32_t>() + item.sequence * call.block_tables.stride[0];
+}
+
+// Part `part` of a tile, of as many as its item has heads.
+inline void look_ahead(const AttentionCall& call, const Tensor& cache, const Tile& tile, int part, Ahead& ahead) {
+  ahead.count = ahead.done = 0;
+  if (tile.item == nullptr || part >= tile.item->num_heads) return;
+  const int heads = tile.item->num_heads, size = call.block_size;
+  const int64_t head_bytes = cache.stride[2] * size_of(cache.type);
+  ahead.count = tile.count();
+  ahead.bytes = call.head_size * size_of(cache.type);
+  int piece = part * ahead.count, head = piece % heads, token = tile.first + piece / heads;
+  const int32_t* block = table_of(call, *tile.item) + token / size;
+  int offset = token % size;
+  for (int i = 0; i < ahead.count; ++block, offset = 0)
+    for (; offset < size && i < ahead.count; ++offset, head = 0) {
+      const char* at = cache.at(*block, offset, tile.item->kv_head + head);
+      for (; head < heads && i < ahead.count; ++head, at += head_bytes) ahead.pieces[i++] = at;
+    }
+}
+
 // Widen n rows into buffer, padded with zeros.
 template <class T>
-void widen_rows(const T* const* rows, int n, int known, int head_size, int64_t width, float* buffer,
-                const float** widened) {
+void widen_rows(const T* const* rows, int n, Ahead& ahead, int head_size, int64_t width, float* buffer, const float** widened) {
   for (int j = 0; j < n; ++j) {
-    prefetch(rows, j, known, head_size);
+    ahead.fetch(1);
     const T* row = rows[j];
     float* to = buffer + j * width;
     int64_t d = 0;
@@ -277,58 +318,60 @@ QUIRE_INLINE void cap_row(float* scores, int n, float cap) {
 }
 
 template <class T>
-QUIRE_INLINE void score_tile(const Workspace& work, const Visibility& visible, int rows, const T** keys, int known) {
-  if (known == visible.n)  // of the last four keys some may not exist; their scores are not used
-    for (int j = visible.n; j < visible.n + 3; ++j) keys[j] = keys[visible.n - 1];
-  for (int row = visible.first_row(); row < rows; row += kRows, known = 0) {
+QUIRE_INLINE void score_tile(const Workspace& work, const Visibility& visible, int rows, const T** keys, Ahead& ahead) {
+  for (int j = visible.n; j < visible.n + 3; ++j) keys[j] = keys[visible.n - 1];  // scores of keys that do not exist are not used
+  for (int row = visible.first_row(); row < rows; row += kRows) {
     const int count = rows - row < kRows ? rows - row : kRows;
-    RowFunctions<T>::dot[count - 1](work.query + row * work.width, work.width, keys, visible.end(row + count - 1), known,
+    RowFunctions<T>::dot[count - 1](work.query + row * work.width, work.width, keys, visible.end(row + count - 1), ahead,
                                     work.scores + row * kKeyTile);
   }
 }
 
 template <class T>
 QUIRE_INLINE void accumulate_tile(const Workspace& work, const Visibility& visible, int rows, const T* const* values,
-                                  int known) {
+                                  Ahead& ahead) {
   const int64_t width = work.width;
-  for (int row = visible.first_row(); row < rows; row += kRows, known = 0) {
+  for (int row = visible.first_row(); row < rows; row += kRows) {
     const int count = rows - row < kRows ? rows - row : kRows;
     const int begin = visible.begin(row), shared = visible.end(row);  // the first row of the group sees the oldest keys
     if (begin != visible.begin(row + count - 1)) {                    // the window's edge passes through the group
       for (int r = row; r < row + count; ++r)
         accumulate_rows<1>(work.acc + r * width, width, work.alpha + r, work.scores + r * kKeyTile, values,
-                           visible.begin(r), visible.end(r), 0);
+                           visible.begin(r), visible.end(r), ahead);
       continue;
     }
     RowFunctions<T>::accumulate[count - 1](work.acc + row * width, width, work.alpha + row, work.scores + row * kKeyTile,
-                                           values, begin, shared, known);
+                                           values, begin, shared, ahead);
     for (int r = row + 1; r < row + count; ++r)  // never multiply a hidden value by zero: it may be infinite
       if (visible.end(r) > shared)
         accumulate_rows<1>(work.acc + r * width, width, nullptr, work.scores + r * kKeyTile, values, shared,
-                           visible.end(r), 0);
+                           visible.end(r), ahead);
   }
 }
 
-// The n keys from token `first` on, for one KV head; `ahead` more follow in later tiles.
+// The keys of a tile, for head `head` of its item; `next` is the tile that follows.
 template <class T>
-void attend_tile(const AttentionCall& call, const AttentionItem& item, const Workspace& work, int kv_head, int first, int n,
-                 int ahead) {
+void attend_tile(const AttentionCall& call, const Tile& tile, const Workspace& work, int head, const Tile& next) {
+  const AttentionItem& item = *tile.item;
+  const int first = tile.first, n = tile.count(), kv_head = item.kv_head + head;
   const Visibility visible{first, n, item.first_position, call.group, call.window};
   const int rows = visible.last_row(item.num_tokens * call.group);
-  const int32_t* blocks = call.block_tables.as<int32_t>() + item.sequence * call.block_tables.stride[0];
+  const int32_t* blocks = table_of(call, item);
   // Widening pays when more than one group of rows reads the result; both ways compute the same.
   const bool in_place = call.head_size == work.width && (sizeof(T) == sizeof(float) || rows - visible.first_row() <= kRows);
-  const int known = n + (ahead < kAhead ? ahead : kAhead);
-  const T* stored[kKeyTile + kAhead];
+  const T* stored[kKeyTile + 3];
   const float* widened[kKeyTile + 3];
+  Ahead ahead;
 
-  locate(call.key_cache, blocks, call.block_size, kv_head, first, known, stored);
+  look_ahead(call, call.key_cache, next, head, ahead);
+  locate(call.key_cache, blocks, call.block_size, kv_head, first, n, stored);
   if (in_place) {
-    score_tile(work, visible, rows, stored, known);
+    score_tile(work, visible, rows, stored, ahead);
   } else {
-    widen_rows(stored, n, known, call.head_size, work.width, work.keys, widened);
-    score_tile(work, visible, rows, widened, n);
+    widen_rows(stored, n, ahead, call.head_size, work.width, work.keys, widened);
+    score_tile(work, visible, rows, widened, ahead);
   }
+  ahead.fetch(kKeyTile);  // what is left where this tile is shorter than the next
 
   for (int row = visible.first_row(); row < rows; ++row) {
     float* scores = work.scores + row * kKeyTile;
@@ -337,16 +380,19 @@ void attend_tile(const AttentionCall& call, const AttentionItem& item, const Wor
     soft_max_row(scores, visible.end(row), work.row_max[row], work.row_sum[row], work.alpha[row]);
   }
 
-  locate(call.value_cache, blocks, call.block_size, kv_head, first, known, stored);
+  look_ahead(call, call.value_cache, next, head, ahead);
+  locate(call.value_cache, blocks, call.block_size, kv_head, first, n, stored);
   if (in_place) {
-    accumulate_tile(work, visible, rows, stored, known);
+    accumulate_tile(work, visible, rows, stored, ahead);
   } else {
-    widen_rows(stored, n, known, call.head_size, work.width, work.values, widened);
-    accumulate_tile(work, visible, rows, widened, 0);
+    widen_rows(stored, n, ahead, call.head_size, work.width, work.values, widened);
+    accumulate_tile(work, visible, rows, widened, ahead);
   }
+  ahead.fetch(kKeyTile);
 }
 
-inline void attend(const AttentionCall& call, const AttentionItem& item, float* scratch) {
+// next: the item that this thread turns to afterwards, or null.
+inline void attend_item(const AttentionCall& call, const AttentionItem& item, const AttentionItem* next, float* scratch) {
   const int head_rows = item.num_tokens * call.group, rows = item.num_heads * head_rows;
   const Workspace work(scratch, rows, call.head_size);
   const int64_t width = work.width;
@@ -363,11 +409,10 @@ inline void attend(const AttentionCall& call, const AttentionItem& item, float* 
     const int end = part + kPartition < item.last_key ? part + kPartition : item.last_key;
     for (int row = 0; row < rows; ++row) work.row_max[row] = -__builtin_inff(), work.row_sum[row] = 0.0f;
     for (int64_t i = 0; i < rows * width; ++i) work.acc[i] = 0.0f;
-    const int seen = call.first_seen(item.first_position) / kKeyTile * kKeyTile;
-    for (int first = part > seen ? part : seen; first < end; first += kKeyTile) {
-      const int n = end - first < kKeyTile ? end - first : kKeyTile;
-      for (int h = 0; h < item.num_heads; ++h)
-        tile(call, item, work.from_row(h * head_rows), item.kv_head + h, first, n, item.last_key - first - n);
+    const int begin = first_tile(call, &item).first;
+    for (int first = part > begin ? part : begin; first < end; first += kKeyTile) {
+      const Tile following = first + kKeyTile < item.last_key ? Tile{&item, first + kKeyTile} : first_tile(call, next);
+      for (int h = 0; h < item.num_heads; ++h) tile(call, {&item, first}, work.from_row(h * head_rows), h, following);
     }
     for (int row = 0; row < rows; ++row)
       if (call.sees(item.first_position + row % head_rows / call.group, part, end))
@@ -381,6 +426,17 @@ inline void attend(const AttentionCall& call, const AttentionItem& item, float* 
     record[1] = work.total_sum[row];
     for (int64_t d = 0; d < width; ++d) record[2 + d] = work.total[row * width + d];
   }
+}
+
+inline void attend(const AttentionCall& call, const AttentionItem* items, int count, float* scratch) {
+  const Tensor* caches[] = {&call.key_cache, &call.value_cache};
+  for (const Tensor* cache : caches)  // nobody asked for the first tile yet
+    for (int part = 0; part < items[0].num_heads; ++part) {
+      Ahead ahead;
+      look_ahead(call, *cache, first_tile(call, items), part, ahead);
+      ahead.fetch(kKeyTile);
+    }
+  for (int i = 0; i < count; ++i) attend_item(call, items[i], i + 1 < count ? items + i + 1 : nullptr, scratch);
 }
 
 inline void merge(const AttentionCall& call, const AttentionItem* items, int count, float* scratch) {

@@ -40,6 +40,11 @@ double keys_seen(const AttentionCall& call, const AttentionSequence& s) {
 
 // Items per thread that even out how long each takes.
 constexpr int64_t kItemsPerThread = 16;
+// Of which one knows the next and asks for its keys: the more, the better is memory used; the fewer, the more evenly threads are.
+constexpr int64_t kMostInRun = 4, kRunsPerThread = 4;
+// Bytes of a token's keys that an item reads in one piece: a tile of them, of their values and of the tile that follows stay in
+// the second-level cache.
+constexpr int64_t kMostTokenBytes = 1024;
 // Floats of all partial results, however many threads there are and however long the contexts.
 constexpr int64_t kMostPartials = int64_t(4) << 20;
 
@@ -103,9 +108,11 @@ AttentionSchedule schedule_attention(const AttentionCall& call, std::vector<Atte
     return int64_t(a.context) * std::min(a.num_tokens, kTileRows) > int64_t(b.context) * std::min(b.num_tokens, kTileRows);
   });
 
-  // Where there are plenty of sequences, a decoding one is a single item for all its KV heads: it then reads the cache in
+  // Where there are plenty of sequences, an item of a decoding one has many of its KV heads: it then reads the cache in
   // the order in which it lies in memory. A prompt's items are bound by arithmetic and stay one per head.
   const bool plenty = int64_t(sequences.size()) >= 4 * int64_t(threads);
+  const int64_t head_bytes = call.head_size * size_of(call.key_cache.type);
+  const int most_heads = int(std::clamp<int64_t>(kMostTokenBytes / head_bytes, 1, call.num_kv_heads));
   const int tile_tokens = std::max(1, kTileRows / call.group);
   AttentionSchedule schedule;
   schedule.group_ = call.group;
@@ -115,14 +122,15 @@ AttentionSchedule schedule_attention(const AttentionCall& call, std::vector<Atte
     for (int last = s.num_tokens; last > 0; last -= tile_tokens) {  // later tokens see more keys
       const int first = std::max(0, last - tile_tokens), tokens = last - first;
       const int position = s.context - s.num_tokens + first;
-      const int heads = plenty && tokens == 1 ? call.num_kv_heads : 1;
+      const int heads = plenty && tokens == 1 ? most_heads : 1;
       most_rows = std::max(most_rows, tokens * call.group * heads);
       for (int head = 0; head < call.num_kv_heads; head += heads)
-        schedule.items.push_back({s.index, head, heads, s.first_row + first, tokens, position,
+        schedule.items.push_back({s.index, head, std::min(heads, call.num_kv_heads - head), s.first_row + first, tokens, position,
                                   call.first_seen(position) / kPartition * kPartition, position + tokens, nullptr});
     }
   schedule.scratch_floats = attention_scratch(most_rows, call.head_size);
   if (threads > 1 && int64_t(schedule.items.size()) < 4 * int64_t(threads)) split_tiles(schedule, threads, call.group, schedule.record_);
+  schedule.run = int32_t(std::clamp<int64_t>(int64_t(schedule.items.size()) / (kRunsPerThread * threads), 1, kMostInRun));
   for (const auto& [first, count] : schedule.spans)
     for (int32_t i = first; i < first + count; ++i)
       schedule.partial_floats +=
@@ -136,6 +144,11 @@ AttentionBounds attention_bounds(int num_kv_heads, int group, int head_size, int
   const int64_t parts = kItemsPerThread * threads + (longest + kPartition - 1) / kPartition;
   const int64_t partials = std::min(kMostPartials, parts * tile_rows * (2 + padded_head(head_size)));
   return {attention_scratch(std::max(tile_rows, group * num_kv_heads), head_size), threads > 1 ? partials : 0};
+}
+
+void AttentionSchedule::attend(const Kernels& kernels, const AttentionCall& call, int64_t index, float* scratch) const {
+  const int64_t first = index * run;
+  kernels.attend(call, &items[size_t(first)], int(std::min<int64_t>(run, int64_t(items.size()) - first)), scratch);
 }
 
 void AttentionSchedule::place(float* partials) {

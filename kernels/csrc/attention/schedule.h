@@ -24,10 +24,15 @@ struct AttentionSchedule {
   struct Span {
     int32_t first, count;
   };
-  std::vector<AttentionItem> items;  // any order, any thread
+  std::vector<AttentionItem> items;
+  int32_t run = 1;                   // items that a thread takes together. Runs in any order, by any thread
   std::vector<Span> spans;           // when all items are done: items whose partial results `merge` folds, in order
   int64_t scratch_floats = 0;        // of each thread
   int64_t partial_floats = 0;        // of all items that are folded
+
+  int64_t num_runs() const { return (int64_t(items.size()) + run - 1) / run; }
+  // Computes the items of a run.
+  void attend(const Kernels& kernels, const AttentionCall& call, int64_t index, float* scratch) const;
 
   // Where the partial results go; call before the items run.
   void place(float* partials);

@@ -77,7 +77,8 @@ QUIRE_SHARED_INLINE constexpr int64_t attention_scratch(int num_rows, int head_s
 // ---- one table of kernels per instruction set ----
 
 struct Kernels {
-  void (*attend)(const AttentionCall&, const AttentionItem&, float* scratch);
+  // The items[0..count), one after the other.
+  void (*attend)(const AttentionCall&, const AttentionItem* items, int count, float* scratch);
   // Fold the partials of the items[0..count) of one query tile, in order, and write out.
   void (*merge)(const AttentionCall&, const AttentionItem* items, int count, float* scratch);
   void (*copy_row)(const void* from, DType from_type, void* to, DType to_type, int64_t count);

@@ -26,7 +26,7 @@ void DecoderStep::execute(int32_t number, int32_t item, int thread) noexcept {
     case Kind::embed: return each_row([&](int64_t row) { embed_row(row); });
     case Kind::qkv: return multiply_with(layer.qkv, work_.normed, work_.wide, false);
     case Kind::rotate: return each_row([&](int64_t row) { rotate_row(layer, index, row); });
-    case Kind::attend: return isa_.kernels->attend(call_of(index), schedule_of(index).items[size_t(item)], work_.scratch(thread));
+    case Kind::attend: return schedule_of(index).attend(*isa_.kernels, call_of(index), item, work_.scratch(thread));
     case Kind::merge: {
       const AttentionSchedule& schedule = schedule_of(index);
       const auto [first, count] = schedule.spans[size_t(item)];

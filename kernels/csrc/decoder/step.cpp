@@ -95,7 +95,7 @@ void DecoderStep::plan_layer(int32_t layer, int64_t& rows) {
   add_product(Kind::qkv, layer, rows, *weights.qkv.weight);
   add_rows(Kind::rotate, layer, rows, model_.qkv_size());
   const AttentionSchedule& schedule = schedule_of(layer);
-  add({Kind::attend, layer, 0, 0, 0}, int64_t(schedule.items.size()));
+  add({Kind::attend, layer, 0, 0, 0}, schedule.num_runs());
   add({Kind::merge, layer, 0, 0, 0}, int64_t(schedule.spans.size()));
   if (last && int64_t(kept_.size()) < rows) {
     rows = int64_t(kept_.size());

@@ -1,5 +1,5 @@
-// How attention is cut into items, for random batches on many threads: every key of every query tile once and in order, and
-// memory within the bounds that are planned with.
+// How attention is cut into items, for random batches on many threads: every key of every query tile once and in order, every
+// item in one run, and memory within the bounds that are planned with.
 #include <algorithm>
 #include <cstdio>
 #include <initializer_list>
@@ -107,6 +107,23 @@ bool complete(const Batch& batch, AttentionSchedule schedule) {
   return true;
 }
 
+std::map<const AttentionItem*, int> attended;
+
+// Runs may be taken in any order: here the last comes first.
+bool each_in_one_run(const Batch& batch, const AttentionSchedule& schedule) {
+  attended.clear();
+  Kernels kernels{};
+  kernels.attend = [](const AttentionCall&, const AttentionItem* items, int count, float*) {
+    for (int i = 0; i < count; ++i) ++attended[items + i];
+  };
+  for (int64_t i = schedule.num_runs(); i-- > 0;) schedule.attend(kernels, batch.call, i, nullptr);
+  for (const AttentionItem& item : schedule.items)
+    if (attended[&item] != 1) return fail(batch, "an item that is not computed once");
+  if (attended.size() != schedule.items.size()) return fail(batch, "items that do not exist");
+  if (schedule.run > 1 && schedule.num_runs() < 4 * int64_t(batch.threads)) return fail(batch, "runs too long for the threads");
+  return true;
+}
+
 bool random_batches(int count) {
   while (count-- > 0) {
     Batch batch(one_of({1, 2, 3, 8}), one_of({1, 2, 3, 4, 8, 16, 48, 71}), one_of({1, 64, 80, 128, 256, 512}),
@@ -116,7 +133,7 @@ bool random_batches(int count) {
       batch.add(tokens, tokens + int(one_of<int64_t>({0, draw(0, 600), draw(0, 9000), draw(0, 200'000)})));
     }
     const AttentionSchedule schedule = batch.schedule();
-    if (!within_bounds(batch, schedule) || !complete(batch, schedule)) return false;
+    if (!within_bounds(batch, schedule) || !complete(batch, schedule) || !each_in_one_run(batch, schedule)) return false;
   }
   return true;
 }
@@ -136,6 +153,21 @@ bool long_contexts() {
   return within_bounds(alone, schedule);
 }
 
+// Many sequences that decode: a thread knows what it reads next, and reads a token's heads together as far as a cache bears it.
+bool many_decode() {
+  for (const auto& [head_size, heads] : {std::pair(64, 3), std::pair(512, 1)}) {
+    Batch batch(3, 3, head_size, 0, 2);
+    batch.call.key_cache.type = DType::bf16;
+    for (int i = 0; i < 64; ++i) batch.add(1, 256);
+    const AttentionSchedule schedule = batch.schedule();
+    if (schedule.run < 2) return fail(batch, "items one by one");
+    for (const AttentionItem& item : schedule.items)
+      if (item.num_heads != heads) return fail(batch, "heads that are not read together");
+    if (!complete(batch, schedule) || !each_in_one_run(batch, schedule)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-int main() { return random_batches(500) && long_contexts() ? 0 : 1; }
+int main() { return random_batches(500) && long_contexts() && many_decode() ? 0 : 1; }
