@@ -24,8 +24,9 @@ from quire_router.settings import Settings
 RETRY_AFTER_S = 1
 """Hint for the client where a pod answered 503 without one, or could not be reached."""
 FINAL_CODES = frozenset({"queue_timeout", "try_again"})
-"""Error codes of a 503 after which another pod is not asked: the client has waited its turn in a queue already, or the request itself
-may be what went wrong there, and would on each pod in turn."""
+"""Error codes of a 503 after which another pod is not asked: the client has waited its turn in a queue already, or a part of the answer
+was computed and lost. There the request itself may be what went wrong, and would on each pod in turn: its process was killed twice, or it
+grew more than all others. Whether all that is computed again is the client's to say, for whom `Retry-After` is there."""
 MAX_REFUSAL_BYTES = 64 * 1024
 REFUSAL_TIMEOUT_S = 5.0
 KEEPALIVE_S = 4.0

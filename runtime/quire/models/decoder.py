@@ -16,7 +16,7 @@ from quire.models import experts
 from quire.models.attention import Attention
 from quire.models.checkpoint import Checkpoint, fill
 from quire.models.description import DecoderDescription, Rope
-from quire.models.executor import Batch, Footprint, KVPool
+from quire.models.executor import SMALL_CHUNK, Batch, Footprint, KVPool
 from quire.models.experts import Experts
 from quire.models.linear import pack
 from quire.models.mlp import GatedMLP
@@ -97,7 +97,7 @@ class Decoder:
 
     name = "torch"
     batch_invariant = False  # products of libraries sum up in another order for other numbers of rows
-    small_chunk = 256  # on one core one of 128 costs a fifth more a token
+    small_chunk = SMALL_CHUNK
 
     def __init__(self, description: DecoderDescription, dtype: torch.dtype, device: torch.device) -> None:
         self.description = description

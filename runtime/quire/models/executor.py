@@ -12,6 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+SMALL_CHUNK = 256
+"""`Executor.small_chunk` where torch multiplies: on one core one of 128 costs a fifth more a token."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

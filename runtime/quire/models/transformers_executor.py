@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.models.executor import Batch, KVPool
+from quire.models.executor import SMALL_CHUNK, Batch, KVPool
 from quire.models.transformers_attention import AttentionLayer, PagedStep, attending
 
 
@@ -69,7 +69,7 @@ class TransformersExecutor:
 
     name = "transformers"
     batch_invariant = False
-    small_chunk = 256
+    small_chunk = SMALL_CHUNK
 
     def __init__(
         self,

@@ -228,6 +228,9 @@ def test_a_type_is_advised_only_where_it_fits() -> None:
     assert "--dtype" not in refused(350)
     assert refused(350).endswith(", or take a smaller model")
     assert "--dtype" not in refused(350, dtype="bfloat16")
+    least = next(mib for mib in range(300, 500) if not tried(mib, dtype="bfloat16"))
+    assert planned(least, dtype="bfloat16").max_model_len < USEFUL_LEN
+    assert "--dtype" not in refused(least), "it starts, and is of no use"
     reading = {"loading_mib": 2000, "num_blocks": 100}
     assert "--dtype" not in refused(1250, **reading), "too much to read in that type too"
     assert "--dtype" not in refused(1250, dtype="bfloat16", **reading)

@@ -113,6 +113,27 @@ def test_lark_stays_lark(tokens: llguidance.LLTokenizer, tokenizer: Tokenizer, g
     library.compile_grammar(tokens, Compile("grammar", grammar))
 
 
+GREEDY = [
+    ('root ::= word " bye"\nword ::= [a-z ]+', False),
+    ('root ::= word " bye"\nword ::= char+\nchar ::= [a-z ]', False),
+    ('start: /[a-z ]+/ " bye"', False),
+    ('start: WORD " bye"\nWORD: /[a-z ]+/', False),
+    ('root ::= [a-z ]+ " bye"', True),
+    ('root ::= char+ " bye"\nchar ::= [a-z ]', True),
+    ('root ::= word " bye"\nword ::= [a-z ] word | [a-z ]', True),
+    ('root ::= word " bye"\nword ::= [a-z]+', True),
+    ('start: WHOLE\nWHOLE: WORD " bye"\nWORD: /[a-z ]+/', True),
+]
+
+
+@pytest.mark.parametrize(("grammar", "ends"), GREEDY, ids=lambda value: ascii(value))
+def test_a_rule_of_characters_only_takes_all_that_it_can(
+    tokens: llguidance.LLTokenizer, tokenizer: Tokenizer, grammar: str, ends: bool
+) -> None:
+    """As docs/server.md says, and how it is written otherwise."""
+    assert accepts(tokens, tokenizer, grammar, "hello bye") is ends
+
+
 DEEP = "root ::= " + "(" * 5000 + '"a"' + ")" * 5000
 CHAIN = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(3000)) + '\nr3000 ::= "a"'
 
@@ -150,6 +171,28 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_field(core: EngineCore
     assert (answer.error or "").startswith("structured_outputs: ")
     assert said in (answer.error or "")
     assert "\n" not in (answer.error or "")
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ('root ::= "a', 1),
+        ('root ::= "one\ntwo\n"\n', 4),
+        ("root ::= [\n]\r\n", 3),
+        ('root ::= "\n\n" [^\n-] . "\x41\n"\n# "[\n', 7),
+        ("root ::= [a\n-z\n]\n", 4),
+    ],
+    ids=ascii,
+)
+def test_lines_and_places_are_those_of_what_was_sent(tokens: llguidance.LLTokenizer, before: str, line: int) -> None:
+    """Whatever became of line breaks in texts and classes on the way."""
+    bad = "" if line == 1 else r'b ::= "-\n" "x\qy"'
+    with pytest.raises(library.GrammarError) as caught:
+        library.compile_grammar(tokens, Compile("grammar", before + bad))
+    sent = before + bad
+    place = len(sent) if line == 1 else sent.index("qy")
+    where = f"at line {line}, {sent[max(place - 20, 0) : place]!r} ^ {sent[place : place + 20]!r}"
+    assert where in str(caught.value), str(caught.value)
 
 
 def test_a_long_chain_of_rules_ends_with_an_answer_or_a_reason(core: EngineCore, tokenizer: Tokenizer) -> None:

@@ -176,10 +176,15 @@ def kill(script: Script, name: str, held: Sequence | Grammar) -> None:
     assert grammar.failure.reason is Reason.LOST
 
 
-def test_what_was_lost_goes_before_those_that_wait() -> None:
+def one_with_a_grammar() -> tuple[Script, Sequence, Grammar, Grammar]:
+    """A sequence that runs with `a`, one grammar that compiles, and one that waits for it, as only one may compile."""
     script = Script(num_compiling=1)
     sequence = Sequence(script.ready("a", 10))
-    first, later = script.get("first"), script.get("later")
+    return script, sequence, script.get("first"), script.get("later")
+
+
+def test_what_was_lost_goes_before_those_that_wait() -> None:
+    script, sequence, first, later = one_with_a_grammar()
     kill(script, "a", sequence)
     again = script.grammars.of(sequence)
     assert script.begun() == {"first"}
@@ -193,9 +198,7 @@ def test_what_was_lost_goes_before_those_that_wait() -> None:
 
 
 def test_so_it_does_where_somebody_new_finds_it_lost() -> None:
-    script = Script(num_compiling=1)
-    sequence = Sequence(script.ready("a", 10))
-    first, later = script.get("first"), script.get("later")
+    script, sequence, first, later = one_with_a_grammar()
     script.worker("a").killed()
     new = script.get("a")
     assert script.grammars.of(sequence) is new
@@ -232,9 +235,7 @@ def test_what_was_lost_waits_for_nobody_else_who_may_wait_for_the_place_of_its_s
 
 
 def test_so_it_does_where_somebody_new_found_it_lost_and_left() -> None:
-    script = Script(num_compiling=1)
-    sequence = Sequence(script.ready("a", 10))
-    first, later = script.get("first"), script.get("later")
+    script, sequence, first, later = one_with_a_grammar()
     script.worker("a").killed()
     new = script.get("a")
     del new

@@ -8,8 +8,9 @@ read other escapes (`\\x2d`, `\\u00e9`), no control characters, and operators in
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, Position, gbnf_to_lark
 
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _TOKEN = re.compile(
@@ -36,8 +37,12 @@ def is_ebnf(text: str) -> bool:
 
 def to_lark(text: str) -> str:
     """The same grammar; its first rule is called root. Raises ValueError with what is wrong, and where."""
+    pieces = list(_pieces(text))
     try:
-        lark = gbnf_to_lark(_TOKEN.sub(_written_out, text))
+        lark = gbnf_to_lark("".join(written for _, written in pieces))
+    except GbnfToLarkError as exc:
+        message = str(exc).removesuffix(f" at {exc.pos}")
+        raise ValueError(f"{message} at {Position(text, _place(pieces, exc.pos.pos))}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except IndexError:
@@ -47,22 +52,46 @@ def to_lark(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", lark)
 
 
-def _written_out(token: re.Match[str]) -> str:
-    text = token[0]
-    if text[0] == "#":
-        return text
-    if text == ".":
-        return _ANY
-    inner = text[1:-1]
-    if text[0] == '"':
-        return f'"{_IN_TEXT.sub(lambda code: _of_text(code[0]), inner)}"'
-    no = "^" if inner.startswith("^") else ""
-    return f"[{no}{_IN_CLASS.sub(_of_class, inner.removeprefix('^'))}]"
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
+    """All of it, piece by piece: as it was, and written out."""
+    end = 0
+    for token in _TOKEN.finditer(text):
+        yield text[end : token.start()], text[end : token.start()]
+        yield from _written_out(token[0])
+        end = token.end()
+    yield text[end:], text[end:]
 
 
-def _of_text(code: str) -> str:
-    character = _character(code)
-    return code if character is None else _ESCAPED.get(character, character)
+def _place(pieces: list[tuple[str, str]], written_place: int) -> int:
+    """Where in the text is what the converter names by its place in what is written out."""
+    place = 0
+    for piece, written in pieces:
+        if written_place < len(written):
+            return place + written_place  # within a piece that was not changed: what is changed is right
+        place += len(piece)
+        written_place -= len(written)
+    return place
+
+
+def _written_out(token: str) -> Iterator[tuple[str, str]]:
+    if token[0] == "#":
+        yield token, token
+    elif token == ".":
+        yield token, _ANY
+    else:
+        pattern, change = (_IN_TEXT, _of_text) if token[0] == '"' else (_IN_CLASS, _of_class)
+        end = 2 if token.startswith("[^") else 1
+        yield token[:end], token[:end]
+        for code in pattern.finditer(token, end, len(token) - 1):
+            yield token[end : code.start()], token[end : code.start()]
+            yield code[0], change(code)
+            end = code.end()
+        yield token[end:], token[end:]
+
+
+def _of_text(code: re.Match[str]) -> str:
+    character = _character(code[0])
+    return code[0] if character is None else _ESCAPED.get(character, character)
 
 
 def _of_class(span: re.Match[str]) -> str:
