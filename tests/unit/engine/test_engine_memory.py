@@ -398,6 +398,10 @@ def test_but_not_where_it_would_be_of_no_use_then_nor_of_what_was_asked_for() ->
     assert (tight.grammars, tight.total > 0.9 * 819 * MIB) == (0, True)
     assert tight.max_model_len > 512
     assert str(tight).endswith(" available, too little beside it for structured outputs")
+    half = planned(880)
+    assert (half.grammars, half.num_blocks) == (0, 118), "more than half of it would go"
+    short = planned(1076, model=replace(SMOL, num_layers=45))
+    assert (short.grammars, short.num_blocks) == (0, 54), "less than half, but 512 tokens would not be left"
     asked = planned(1200, max_model_len=8192)
     assert asked.max_model_len == 8192
     pool = planned(1000, kv_cache_memory="150Mi")
@@ -435,6 +439,10 @@ def test_swap_space_that_does_not_fit() -> None:
     assert "after weights, activations and one KV block" in message
     message = refused(2000, swap_space="1Ki")
     assert message == "--swap-space 1Ki is less than one KV block (720.0 KiB); raise it, or leave it out"
+    message = refused(2000, swap_space="1000Mi", num_blocks=500)
+    assert message.startswith("--swap-space 1000Mi does not fit: after weights, activations and 500 KV blocks ")
+    fits = re.search(r"--swap-space (\d+Mi) fits", message).group(1)  # type: ignore[union-attr]
+    assert planned(2000, swap_space=fits, num_blocks=500).num_blocks == 500
     message = refused(2000, swap_space="512Mi", num_blocks=100_000)
     assert "after weights and activations and --swap-space 512Mi" in message
     blocks = int(re.search(r"--num-blocks (\d+) fits", message).group(1))  # type: ignore[union-attr]
