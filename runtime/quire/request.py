@@ -42,6 +42,8 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    CONTENT_FILTER = "content_filter"
+    """Only said by the server, where a filter refused what follows."""
 
 
 # --- server to engine ------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ MAX_LOGPROBS = 1024
 MAX_BIAS = 100.0
 MAX_ENTRIES = 1024
 """Entries of a list of ids, words or biases, where the vocabulary is no natural bound: each costs time at every token."""
+MAX_STOP_CHARS = 1024
+"""Characters of one stop string: as much of an answer may be held back."""
 MAX_WORD_TOKENS = 256
 """Tokens of one bad word."""
 
@@ -222,7 +224,10 @@ BOUNDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "allowed_token_ids": ("a list of token ids that is not empty", _or_none(lambda v: len(v) > 0)),
     "bad_words": (f"at most {MAX_ENTRIES} non-empty strings", _words(MAX_ENTRIES)),
     "seed": ("a 64-bit integer", _or_none(lambda v: -(2**63) <= v < 2**63)),
-    "stop": ("at most 16 non-empty strings", _words(16)),
+    "stop": (
+        f"at most 16 non-empty strings of at most {MAX_STOP_CHARS} characters",
+        lambda v: _words(16)(v) and all(len(word) <= MAX_STOP_CHARS for word in v),
+    ),
     "stop_token_ids": (f"at most {MAX_ENTRIES} token ids", lambda v: len(v) <= MAX_ENTRIES),
     "max_tokens": ("at least 1", _or_none(lambda v: v >= 1)),
     "min_tokens": ("at least 0 and at most max_tokens", lambda v: v >= 0),

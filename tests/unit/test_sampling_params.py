@@ -76,7 +76,7 @@ PAGE = Path(__file__).parents[2] / "docs/sampling.md"
         ("logit_bias", {5: True}, "got {5: True}"),
         ("ignore_eos", "yes", "true or false, got 'yes'"),
         ("detokenize", 1, "true or false, got 1"),
-        ("stop", [b"x"], "at most 16 non-empty strings, got [b'x']"),
+        ("stop", [b"x"], "at most 16 non-empty strings of at most 1024 characters, got [b'x']"),
         ("stop", "\ud800", "at most 16 non-empty strings"),
         ("stop_token_ids", "12", "at most 1024 token ids, got '12'"),
         ("allowed_token_ids", [True], "got [True]"),

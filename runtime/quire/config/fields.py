@@ -201,6 +201,11 @@ class ServeConfig(EngineConfig):
         le=3600,
         description="seconds that a client may take to send the next part of its request, or to read what was sent; then it is cut",
     )
+    filter: tuple[str, ...] = Field(
+        (),
+        description="entry points of quire.filters that prompts and answers pass through, as NAME or NAME=TEXT (repeat the flag); regex=FILE "
+        "and llm-guard=FILE are there",
+    )
     max_body_size: Size = Field("16Mi", description="largest accepted request body; beyond it 413")
     api_key: tuple[str, ...] = Field(
         (), description="keys of which a request must bring one as bearer token (repeat the flag); default: none needed"

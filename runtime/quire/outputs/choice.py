@@ -59,7 +59,7 @@ class Choice:
     @property
     def mean_logprob(self) -> float:
         """Of its tokens; what `best_of` ranks by. One that failed is the last."""
-        if self.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+        if self.finish_reason in (FinishReason.ERROR, FinishReason.ABORT, FinishReason.CONTENT_FILTER):
             return -math.inf
         return self.logprob / max(self.text.num_tokens, 1)
 

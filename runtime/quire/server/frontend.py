@@ -21,6 +21,7 @@ from quire.models.generation_config import SamplingDefaults
 from quire.outputs.choice import Choice, choices_of, requests_of
 from quire.request import EngineReady, FinishReason, SamplingParams, StepOutputs, StepStats
 from quire.server.engine import Engine
+from quire.server.filtering import FilteredAnswer, load_filters
 from quire.server.jobs import Job
 from quire.text import Tokenizer
 
@@ -41,7 +42,7 @@ class State(enum.StrEnum):
 
 
 class Frontend:
-    """See the module. `stage` says more about LOADING; `error` is why it is DEAD."""
+    """See the module. `stage` says more about LOADING; `error` is why it is DEAD. Raises ConfigError for a filter that cannot be loaded."""
 
     def __init__(self, config: ServeConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
@@ -51,6 +52,7 @@ class Frontend:
         self.error: QuireError | None = None
         self.names: tuple[str, ...] = config.served_model_name or (config.model,)
         self.metrics = EngineMetrics(self.names[0], namespace=config.metric_namespace)
+        self.filters = load_filters(config.filter)
         self.started_s = time.monotonic()
         self.created = int(time.time())
         self.stats: StepStats | None = None
@@ -189,6 +191,7 @@ class Frontend:
             engine.abort,
             queue_timeout_s=self.config.queue_timeout,
             keep_texts=self.config.log_requests,
+            filtered=self._filtered(choices),
         )
         if not self._choices:
             self._last_sign_s = self._clock()  # silence counts only while there is work
@@ -220,6 +223,23 @@ class Frontend:
             job.finish(choice, reason)
         if self.state is not State.DEAD:
             await asyncio.shield(asyncio.ensure_future(engine.abort([choice.request_id for choice in left])))
+
+    def _filtered(self, choices: Sequence[Choice]) -> list[FilteredAnswer] | None:
+        """What their texts pass through; raises RequestError where they would be told another way."""
+        if not self.filters.read_answers:
+            return None
+        if any(choice.tells_logprobs for choice in choices):
+            raise RequestError(
+                "logprobs are not possible where answers are filtered (--filter): they tell all tokens",
+                param="logprobs",
+                code="invalid_value",
+            )
+        tokenizer = self.tokenizer
+        return [
+            answer
+            for choice in choices
+            if (answer := self.filters.answer(lambda ids=choice.prompt_token_ids: tokenizer.decode(ids)))  # type: ignore[misc]
+        ]
 
     def _log_texts(self, job: Job) -> None:
         """What was asked and said, where it is wanted in the log."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.errors import OverloadedError, QuireError, RequestError
+from quire.filters import Refused
 from quire.metrics import EngineMetrics
 from quire.outputs.choice import Choice, Piece, lost
 from quire.request import FinishReason, TokenDelta
+from quire.server.filtering import FilteredAnswer
 from quire.server.inbox import Inbox
 
 
@@ -32,7 +34,8 @@ class Job:
     """See the module. Iterating ends when every choice has ended; it raises what the job failed with.
 
     abort: tells the engine to forget sequences. queue_timeout_s: how long the job may wait for its first scheduling. texts: where it
-    shall be kept, what each choice has said so far.
+    shall be kept, what each choice has said so far. filtered: what the text of
+    each choice passes through.
     """
 
     def __init__(
@@ -43,11 +46,13 @@ class Job:
         *,
         queue_timeout_s: float,
         keep_texts: bool = False,
+        filtered: list[FilteredAnswer] | None = None,
     ) -> None:
         self.choices = choices
         self.arrival_s = time.monotonic()
         self.first_token_s: float | None = None
         self.texts: list[str] | None = [""] * len(choices) if keep_texts else None
+        self._filtered = filtered
         self._metrics = metrics
         self._abort = abort
         self._queue_timeout_s = queue_timeout_s
@@ -126,6 +131,9 @@ class Job:
             if lost(self.choices, choice):
                 raise
             return None
+        if self._filtered is not None:
+            piece, refused = await self._passed(self._filtered[choice.index], piece)
+            stopped = stopped or (refused and delta.finish_reason is None)
         if stopped:
             await self._abort([choice.request_id])
         if self.texts is not None:
@@ -133,6 +141,14 @@ class Job:
         if piece.finish_reason is not None:
             self.finish(choice, piece.finish_reason)
         return piece if piece.text or piece.logprobs or piece.finish_reason is not None else None
+
+    async def _passed(self, filtered: FilteredAnswer, piece: Piece) -> tuple[Piece, bool]:
+        """What the filters leave of a piece; True with it where they refuse, which ends the choice."""
+        try:
+            text = await filtered.push(piece.text, final=piece.finish_reason is not None)
+        except Refused:
+            return replace(piece, text="", finish_reason=FinishReason.CONTENT_FILTER), True
+        return replace(piece, text=text), False
 
     def finish(self, choice: Choice, reason: FinishReason) -> None:
         """Book the end of a choice."""

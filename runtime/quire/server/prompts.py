@@ -26,7 +26,7 @@ async def completion_prompts(frontend: Frontend, body: CompletionBody) -> list[l
         case []:
             raise RequestError("prompt must not be empty", param="prompt", code="invalid_value")
         case [int(), *_]:
-            return [checked_ids(frontend, body.prompt, "prompt")]  # type: ignore[arg-type]
+            return [await _given_ids(frontend, body.prompt)]  # type: ignore[arg-type]
     if len(body.prompt) > MAX_PROMPTS:
         raise RequestError(
             f"prompt must be at most {MAX_PROMPTS} prompts, got {len(body.prompt)}",
@@ -36,7 +36,7 @@ async def completion_prompts(frontend: Frontend, body: CompletionBody) -> list[l
     return [
         await encode(frontend, prompt, truncated=body.truncate_prompt_tokens is not None)
         if isinstance(prompt, str)
-        else checked_ids(frontend, prompt, "prompt")  # type: ignore[arg-type]
+        else await _given_ids(frontend, prompt)  # type: ignore[arg-type]
         for prompt in body.prompt
     ]
 
@@ -48,6 +48,7 @@ async def encode(
     tokenizer = frontend.tokenizer
     if not truncated:
         _check_size(frontend, tokenizer, len(text), "prompt")
+    text = await frontend.filters.prompt(text, "prompt")
     if len(text) < IN_THREAD_CHARS:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
@@ -65,6 +66,8 @@ async def encode_chat(
     tokenizer, limit = frontend.tokenizer, frontend.ready.max_model_len
     if len(messages) > limit:  # no template writes a message without a token
         raise _too_long(f"there are {len(messages)} messages", limit, "messages")
+
+    messages = [await _filtered(frontend, message, index) for index, message in enumerate(messages)]
 
     def run() -> list[int]:
         plain = [_plain(message, i, tokenizer) for i, message in enumerate(messages)]
@@ -135,6 +138,30 @@ def checked_ids(frontend: Frontend, token_ids: list[int], param: str) -> list[in
             f"token ids in {param} must be between 0 and {bound - 1}, got {wrong}", param=param, code="invalid_value"
         )
     return token_ids
+
+
+async def _given_ids(frontend: Frontend, token_ids: list[int]) -> list[int]:
+    """A prompt of token ids: as it came, unless a filter changes its text."""
+    checked = checked_ids(frontend, token_ids, "prompt")
+    if not frontend.filters:
+        return checked
+    text = frontend.tokenizer.decode(checked, skip_special_tokens=False)
+    filtered = await frontend.filters.prompt(text, "prompt")
+    return checked if filtered == text else frontend.tokenizer.encode(filtered, add_special_tokens=False)
+
+
+async def _filtered(frontend: Frontend, message: ChatMessage, index: int) -> ChatMessage:
+    """A message as the filters leave it."""
+    content, param = message.content, f"messages.{index}.content"
+    if not frontend.filters or content is None:
+        return message
+    if isinstance(content, str):
+        return message.model_copy(update={"content": await frontend.filters.prompt(content, param)})
+    parts = [
+        part if part.text is None else part.model_copy(update={"text": await frontend.filters.prompt(part.text, param)})
+        for part in content
+    ]
+    return message.model_copy(update={"content": parts})
 
 
 def _roughly(message: ChatMessage) -> int:

@@ -15,6 +15,14 @@ CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
+def deep(levels: int) -> dict[str, Any]:
+    """A schema so deep."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels // 2):
+        schema = {"properties": {"a": schema}}
+    return schema
+
+
 @pytest.fixture
 async def live(tmp_path: Path) -> AsyncIterator[Live]:
     async with live_server(tmp_path, ScriptedEngine(lambda _: ids_of("ok")), max_body_size="64Ki") as server:
@@ -51,6 +59,7 @@ async def error_of(live: Live, path: str, body: Any) -> tuple[int, dict[str, Any
         ({"seed": 2**63}, "seed"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x" * 1025]}, "stop"),
         ({"stop": 5}, "stop"),
         ({"stop_token_ids": [300]}, "stop_token_ids"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
@@ -225,6 +234,25 @@ async def test_a_body_over_the_limit_is_a_413(live: Live, chunked: bool) -> None
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
     assert "--max-body-size" in response.json()["error"]["message"]
     assert response.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "words"),
+    [
+        (COMPLETE, {"prompt": ["x"] * 129}, "prompt", ["128", "129"]),
+        (COMPLETE, {"prompt": "x", "stop": ["x"] * 17}, "stop", ["16", "1024"]),
+        (COMPLETE, {"prompt": "x", "stop": ["y" * 1025]}, "stop", ["16", "1024"]),
+        (COMPLETE, {"prompt": "x", "guided_choice": ["a"] * 10_001}, "guided_choice", ["10000", "10001"]),
+        (CHAT, {"messages": MESSAGES, "guided_json": deep(130)}, "guided_json", ["120"]),
+        (CHAT, {"messages": MESSAGES * 129}, "messages", ["128", "129"]),
+    ],
+)
+async def test_a_limit_names_field_value_and_bound(
+    live: Live, path: str, fields: dict[str, Any], param: str, words: list[str]
+) -> None:
+    status, error = await error_of(live, path, fields)
+    assert (status, error["param"]) == (400, param)
+    assert all(word in error["message"] for word in (param, *words)), error["message"]
 
 
 async def test_request_ids_go_in_and_out(live: Live) -> None:
