@@ -40,6 +40,7 @@ NOT_OFFERED = {
     "client_timeout": "the router is the client, and reads at once; extraArgs",
     "cors_allow_origin": "browsers do not reach pods; extraArgs",
     "filter": "needs files or packages that the image does not have; extraArgs",
+    "otlp_endpoint": "needs a package that the image does not have; extraArgs",
     "log_format": "of the pod's log, whatever collects it; extraArgs",
     "log_requests": "prompts in a log are said on purpose, in extraArgs",
     "deterministic": "where it holds it is the default; the flag checks it at the start",

@@ -16,6 +16,7 @@ import uvicorn
 
 from quire.config import ServeConfig
 from quire.errors import EngineDeadError
+from quire.server.access import Finished
 from quire.server.app import create_app
 from quire.server.frontend import Frontend
 from quire.server.listener import uvicorn_config
@@ -65,6 +66,7 @@ async def live_server(
     *,
     attach: bool = True,
     clock: Callable[[], float] = time.monotonic,
+    trace: Callable[[Finished], None] | None = None,
     **config: Any,
 ) -> AsyncIterator[Live]:
     """Serve until the block ends. attach: whether the engine is up."""
@@ -77,7 +79,9 @@ async def live_server(
     try:
         server = uvicorn.Server(
             uvicorn_config(
-                create_app(frontend, clock=clock), frontend.config, tls=tls_context(frontend.config, clock=clock)
+                create_app(frontend, clock=clock, trace=trace),
+                frontend.config,
+                tls=tls_context(frontend.config, clock=clock),
             )
         )
     except BaseException:

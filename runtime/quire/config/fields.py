@@ -258,6 +258,11 @@ class ServeConfig(EngineConfig):
     metric_namespace: str = Field(
         "quire", pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", description="prefix of all metric names"
     )
+    otlp_endpoint: str | None = Field(
+        None,
+        min_length=1,
+        description="address where an OpenTelemetry collector takes traces over HTTP, as http://collector:4318/v1/traces; needs quire[otel]",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["text", "json"] = Field("text", description="log lines for people, or JSON objects")
     log_requests: bool = Field(False, description="log prompts and answers; else they are in no log line")

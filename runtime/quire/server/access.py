@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from quire.server.jobs import Job
@@ -11,27 +13,51 @@ from quire.server.jobs import Job
 _log = logging.getLogger("quire.access")
 
 
-def record(
-    method: str, path: str, status: int, *, duration_s: float, request_id: str, key: str, job: Job | None, quiet: bool
-) -> None:
-    """Log a request that is over. key: the name of the key it came with, or nothing. quiet: only with --log-level=debug."""
+@dataclass(frozen=True)
+class Finished:
+    """A request that is over. begin_ns: time of day. key: the name of the key it came with, or nothing. job: what the engine did
+    for it."""
+
+    method: str
+    path: str
+    status: int
+    begin_ns: int
+    duration_s: float
+    request_id: str
+    headers: Mapping[str, str]
+    key: str = ""
+    job: Job | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From when the job was made to its first token."""
+        job = self.job
+        return None if job is None or job.first_token_s is None else job.first_token_s - job.arrival_s
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        choices = self.job.choices if self.job is not None else ()
+        return [choice.finish_reason.value if choice.finish_reason else "-" for choice in choices]
+
+
+def record(one: Finished, *, quiet: bool) -> None:
+    """Log it. quiet: only with --log-level=debug."""
     level = logging.DEBUG if quiet else logging.INFO
     if not _log.isEnabledFor(level):
         return
     fields: dict[str, Any] = {
-        "method": method,
-        "path": _printable(path),
-        "status": status,
-        "duration_s": round(duration_s, 6),
-        "request_id": request_id,
+        "method": one.method,
+        "path": _printable(one.path),
+        "status": one.status,
+        "duration_s": round(one.duration_s, 6),
+        "request_id": one.request_id,
     }
-    words = [f"{method} {fields['path']} {status}", f"{duration_s:.3f}s", f"id={request_id}"]
-    if key:
-        fields["key"] = key
-        words.append(f"key={key}")
-    if job is not None:
-        usage = job.usage
-        reasons = [choice.finish_reason.value if choice.finish_reason else "-" for choice in job.choices]
+    words = [f"{one.method} {fields['path']} {one.status}", f"{one.duration_s:.3f}s", f"id={one.request_id}"]
+    if one.key:
+        fields["key"] = one.key
+        words.append(f"key={one.key}")
+    if one.job is not None:
+        usage, reasons = one.job.usage, one.finish_reasons
         fields |= {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
@@ -39,9 +65,9 @@ def record(
             "finish_reasons": reasons,
         }
         words.append(f"prompt={usage.prompt_tokens} cached={usage.cached_tokens} completion={usage.completion_tokens}")
-        if job.first_token_s is not None:
-            fields["ttft_s"] = round(job.first_token_s - job.arrival_s, 6)
-            words.append(f"ttft={fields['ttft_s']:.3f}s")
+        if one.ttft_s is not None:
+            fields["ttft_s"] = round(one.ttft_s, 6)
+            words.append(f"ttft={one.ttft_s:.3f}s")
         words.append("finish=" + ",".join(reasons))
     _log.log(level, " ".join(words), extra={"fields": fields})
 

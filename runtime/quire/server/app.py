@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 import quire
 from quire.config import parse_bytes
 from quire.server import completions, errors, service
+from quire.server.access import Finished
 from quire.server.auth.guard import Guard
 from quire.server.edge import Edge
 from quire.server.frontend import Frontend
@@ -24,8 +25,14 @@ EXPOSED_HEADERS = (
 """What a page of another origin may read of an answer's headers."""
 
 
-def create_app(frontend: Frontend, *, clock: Callable[[], float] = time.monotonic) -> FastAPI:
-    """Everything `quire serve` answers, over one frontend. clock: of rates and of reading files again. Raises ConfigError.
+def create_app(
+    frontend: Frontend,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    trace: Callable[[Finished], None] | None = None,
+) -> FastAPI:
+    """Everything `quire serve` answers, over one frontend. clock: of rates and of reading files again. trace: told of each request
+    that is over. Raises ConfigError.
 
     The edge is middleware and not a wrapper: outside of it FastAPI would answer unknown exceptions first, in plain text.
     """
@@ -35,7 +42,8 @@ def create_app(frontend: Frontend, *, clock: Callable[[], float] = time.monotoni
     errors.install(app)
     config = frontend.config
     limit = parse_bytes(config.max_body_size, flag="--max-body-size")
-    app.add_middleware(Edge, guard=Guard(config, clock=clock), max_body_size=limit, dropped=frontend.drop)
+    guard = Guard(config, clock=clock)
+    app.add_middleware(Edge, guard=guard, max_body_size=limit, dropped=frontend.drop, trace=trace)
     if config.cors_allow_origin:
         # Outside of the edge: a browser asks without a key, and reads refusals too.
         app.add_middleware(

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire import logs
 from quire.errors import RequestError
 from quire.server import access
+from quire.server.access import Finished
 from quire.server.auth.guard import EVERYBODY, Guard
 from quire.server.auth.keys import Principal
 from quire.server.auth.rates import Lease, Refusal, headers_of
@@ -38,13 +39,23 @@ _UNKNOWN = (
 
 
 class Edge:
-    """See the module. max_body_size is in bytes. dropped: counts a request that was refused, by reason."""
+    """See the module. max_body_size is in bytes. dropped: counts a request that was refused, by reason. trace: told of each
+    request that is over."""
 
-    def __init__(self, app: ASGIApp, *, guard: Guard, max_body_size: int, dropped: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        guard: Guard,
+        max_body_size: int,
+        dropped: Callable[[str], None],
+        trace: Callable[[Finished], None] | None = None,
+    ) -> None:
         self._app = app
         self._guard = guard
         self._max_body_size = max_body_size
         self._dropped = dropped
+        self._trace = trace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,7 +63,7 @@ class Edge:
             return
         headers = Headers(scope=scope)
         open_path = scope["path"] in self._guard.open_paths
-        exchange = _Exchange(scope, _request_id(headers), receive, send, quiet=open_path)
+        exchange = _Exchange(scope, _request_id(headers), receive, send)
         scope.setdefault("state", {})["request_id"] = exchange.request_id
         logs.request_id.set(exchange.request_id)  # each request has a task, and so a context, of its own
         lease: Lease | None = None
@@ -81,7 +92,10 @@ class Edge:
         finally:
             if lease is not None:
                 self._guard.end(lease)
-            exchange.log()
+            finished = exchange.finished()
+            access.record(finished, quiet=open_path)
+            if self._trace is not None:
+                self._trace(finished)
 
     async def _refuse(self, exchange: _Exchange, principal: Principal, refusal: Refusal) -> None:
         self._dropped("rate_limit")
@@ -115,17 +129,17 @@ class Edge:
 class _Exchange:
     """One request and what was answered."""
 
-    def __init__(self, scope: Scope, request_id: str, receive: Receive, send: Send, *, quiet: bool) -> None:
+    def __init__(self, scope: Scope, request_id: str, receive: Receive, send: Send) -> None:
         self.request_id = request_id
         self.status = 0
         self.started = False
         self.headers: Mapping[str, str] = {}
         self.principal = ""
-        self._quiet = quiet
         self._scope = scope
         self._receive = receive
         self._send = send
         self._begin_s = time.monotonic()
+        self._begin_ns = time.time_ns()
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -161,17 +175,19 @@ class _Exchange:
         job = self._scope["state"].get("job")
         return job.num_tokens if isinstance(job, Job) else 0
 
-    def log(self) -> None:
+    def finished(self) -> Finished:
+        """What there is to say of it at the end."""
         job = self._scope["state"].get("job")
-        access.record(
-            self._scope["method"],
-            self._scope["path"],
-            self.status,
+        return Finished(
+            method=self._scope["method"],
+            path=self._scope["path"],
+            status=self.status,
+            begin_ns=self._begin_ns,
             duration_s=time.monotonic() - self._begin_s,
             request_id=self.request_id,
+            headers=Headers(scope=self._scope),
             key="" if self.principal == EVERYBODY else self.principal,
             job=job if isinstance(job, Job) else None,
-            quiet=self._quiet,
         )
 
 

@@ -1,6 +1,6 @@
 """The edge to the network: the socket, uvicorn's settings, and clients that neither send nor read.
 
-uvicorn stops handing data to a connection whose client does not read (64 KiB wait in this process, then its answer waits too), but waits
+uvicorn bounds no head of a request; here it has `MAX_HEAD_BYTES`, more or less, and beyond that 431. It stops handing data to a connection whose client does not read (64 KiB wait in this process, then its answer waits too), but waits
 for ever; and a client may take for ever to send a request. Both are cut here after `client_timeout_s`, which ends their requests
 as if they had left.
 """
@@ -8,6 +8,8 @@ as if they had left.
 from __future__ import annotations
 
 import asyncio
+import http
+import json
 import logging
 import socket
 import ssl
@@ -19,12 +21,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.config import ServeConfig
 from quire.errors import ConfigError
+from quire.server.errors import body
 
 _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+MAX_HEAD_BYTES = 64 << 10
 
 
 def listen(config: ServeConfig) -> socket.socket:
@@ -70,6 +74,8 @@ class PatientProtocol(HttpToolsProtocol):
     client_timeout_s: float
     _sending: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
+    _in_head: bool = False
+    _head_bytes: int = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -82,12 +88,36 @@ class PatientProtocol(HttpToolsProtocol):
 
     # --- the client sends ---
 
+    def data_received(self, data: bytes) -> None:
+        was_in_head = self._in_head
+        super().data_received(data)
+        if was_in_head and self._in_head:  # all of it was head
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse(431, f"the head of a request may have {MAX_HEAD_BYTES} bytes", "head_too_large")
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "this is no HTTP/1.1 request", "invalid_http")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answer what is no request of the application, and close."""
+        data = json.dumps(body(status, message, code=code)).encode()
+        head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + data)
+        self.transport.close()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
         self._await_request()
 
-    def on_body(self, body: bytes) -> None:
-        super().on_body(body)
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_body(self, data: bytes) -> None:
+        super().on_body(data)
         self._await_request()
 
     def on_message_complete(self) -> None:

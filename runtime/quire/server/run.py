@@ -14,11 +14,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from quire.config import ServeConfig
-from quire.errors import ModelError, OverloadedError, QuireError
+from quire.errors import ConfigError, ModelError, OverloadedError, QuireError
 from quire.models.generation_config import SamplingDefaults, sampling_defaults
 from quire.models.source import ModelFiles, resolve, resolve_tokenizer
 from quire.server.app import create_app
@@ -27,6 +28,9 @@ from quire.server.frontend import Frontend
 from quire.server.listener import CLOSE_TIMEOUT_S, listen, uvicorn_config
 from quire.server.tls import tls_context
 from quire.text import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from quire.server.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +71,9 @@ class _Process:
         self._signals = 0
         self._signalled = asyncio.Event()
         self._at_once = asyncio.Event()
-        self._server = _Server(uvicorn_config(create_app(self._frontend), config, tls=tls_context(config)))
+        self._tracing = _tracing(config, self._frontend)
+        app = create_app(self._frontend, trace=None if self._tracing is None else self._tracing.record)
+        self._server = _Server(uvicorn_config(app, config, tls=tls_context(config)))
 
     async def run(self) -> int:
         listener = listen(self._config)
@@ -93,6 +99,8 @@ class _Process:
             if self._engine is not None:
                 await self._engine.close()
             listener.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
 
     async def _load_and_pump(self) -> None:
         loaded = await self._load()
@@ -205,3 +213,15 @@ class _Process:
             self._server.force_exit = True
         if not http.done():
             await asyncio.wait({http}, timeout=CLOSE_TIMEOUT_S + 5)
+
+
+def _tracing(config: ServeConfig, frontend: Frontend) -> Tracing | None:
+    if config.otlp_endpoint is None:
+        return None
+    if not config.otlp_endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"--otlp-endpoint must be an http or https address, got {config.otlp_endpoint}")
+    try:
+        from quire.server.tracing import Tracing  # the SDK of OpenTelemetry: an extra
+    except ModuleNotFoundError as exc:
+        raise ConfigError(f"--otlp-endpoint needs the package {exc.name}: pip install 'quire[otel]'") from None
+    return Tracing(config.otlp_endpoint, model=lambda: frontend.names[0])

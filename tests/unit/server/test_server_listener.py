@@ -64,6 +64,49 @@ async def test_who_does_not_send_a_whole_request_is_cut(
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"nonsense\r\n\r\n", 400, "invalid_http"),
+        (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", 400, "invalid_http"),
+        (b"GET /version HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n", 400, "invalid_http"),
+        (b"GET /version HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % n for n in range(1_000_000)), 431, "head_too_large"),
+        (b"GET /version HTTP/1.1\r\nx: " + b"y" * 10_000_000, 431, "head_too_large"),
+        (b"GET /" + b"y" * 10_000_000, 431, "head_too_large"),
+    ],
+)
+async def test_what_is_no_request_is_told_so(tmp_path: Path, sent: bytes, status: int, code: str) -> None:
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG)) as live:
+        async with connection(live) as (reader, writer), asyncio.timeout(30):
+            for start in range(0, len(sent), 1 << 16):
+                writer.write(sent[start : start + (1 << 16)])
+                await asyncio.sleep(0)
+                if writer.is_closing() or reader.at_eof():
+                    break
+            try:
+                answer = await reader.read()
+            except ConnectionResetError:
+                assert status == 431, "it is still being sent when the answer comes"
+                answer = b""
+            if answer:
+                assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+                assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == code
+            assert answer or status == 431
+        assert (await live.chat()).status_code == 200
+
+
+async def test_the_memory_of_a_head_is_bounded(tmp_path: Path) -> None:
+    """Whatever the client goes on to send, the server has cut it after little more than the bound."""
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG)) as live:
+        async with connection(live) as (reader, writer), asyncio.timeout(30):
+            writer.write(b"GET /version HTTP/1.1\r\nx: " + b"y" * 100_000)
+            await writer.drain()
+            writer.write(b"y" * 100_000)
+            answer = await reader.read(17)
+            assert answer == b"HTTP/1.1 431 Requ"
+        assert (await live.chat()).status_code == 200
+
+
 async def test_who_keeps_a_connection_for_later_is_not_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with live_server(tmp_path, ScriptedEngine(lambda _: LONG), client_timeout=0.02) as live:
         async with connection(live) as (reader, writer), asyncio.timeout(10):
