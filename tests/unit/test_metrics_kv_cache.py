@@ -40,5 +40,13 @@ def test_utilisation_swaps_and_faults_are_shown() -> None:
     page = metrics.exposition("")[0].decode()
     assert 'quire_preemptions_total{mode="swap",model_name="m"} 4.0' in page
     assert 'quire_preemptions_total{mode="recompute",model_name="m"} 1.0' in page
-    metrics.step(stats(kv_faults=1))
-    assert value(metrics, "kv_cache_faults_total") == 2, "counters never fall"
+
+
+def test_counters_never_fall() -> None:
+    """B049: also where an engine's totals do."""
+    metrics = EngineMetrics("m")
+    metrics.step(stats(prefix_cache_queries=9, prefix_cache_hits=5, preemptions_swap=4, kv_faults=2))
+    metrics.step(stats(prefix_cache_queries=7, prefix_cache_hits=1, preemptions_swap=0, kv_faults=1))
+    assert [value(metrics, f"{name}_total") for name in ("prefix_cache_queries", "prefix_cache_hits")] == [9, 5]
+    assert value(metrics, "kv_cache_faults_total") == 2
+    assert 'quire_preemptions_total{mode="swap",model_name="m"} 4.0' in metrics.exposition("")[0].decode()

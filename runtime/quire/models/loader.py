@@ -132,9 +132,11 @@ def _inspect_gguf(files: ModelFiles) -> NativeModel:
 def _inspect_folder(files: ModelFiles, implementation: Implementation, trust_remote_code: bool) -> Inspected:
     config = read_json(files.path / "config.json")
     architecture = registry.find_hf(config)
-    if config.values.get("quantization_config") is not None:
+    if (quantised := config.values.get("quantization_config")) is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise ModelError(
-            f"{config.path}: quantization_config is not supported; use the unquantised model or a .gguf file"
+            f"{config.path}: quantization_config ({method or 'no quant_method'}) is not supported; "
+            "use the unquantised model or a .gguf file"
         )
     if implementation == "native" and architecture is None:
         raise registry.unknown_hf(config)

@@ -19,6 +19,7 @@ from quire.engine.memory import plan
 from quire.engine.need import Need
 from quire.errors import ModelError
 from quire.models import precision
+from quire.models.cpu_decoder import PlanBuilder
 from quire.models.loader import Inspected, inspect
 from quire.models.source import resolve
 from quire_testing.tiny_gguf import save_gguf
@@ -128,6 +129,25 @@ def test_a_length_that_shrinks_is_announced_with_what_gives_it_back(
         == f"the model's length is {ready.max_model_len} tokens here, not the 1024 it was made for: the KV pool holds no more"
     )
     assert re.fullmatch(remedy, words), words
+
+
+def test_the_plan_is_said_before_anything_is_allocated(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever's start ends for want of memory has read why."""
+
+    class TakenError(Exception):
+        """Weights or a pool were about to be."""
+
+    def taken(*_: object, **__: object) -> None:
+        raise TakenError
+
+    monkeypatch.setattr(PlanBuilder, "load", taken)
+    monkeypatch.setattr(startup, "allocate_kv_pool", taken)
+    config = EngineConfig(model=str(files["float32"]), **SMALL_STEP)
+    with caplog.at_level(logging.INFO), pytest.raises(TakenError):
+        startup.build(config)
+    assert [one for one in caplog.records if one.getMessage().startswith("memory plan: weights ")]
 
 
 def test_the_least_that_is_advised_is_planned(files: dict[str, Path]) -> None:

@@ -250,7 +250,9 @@ def test_tensors_that_carry_nothing_are_ignored(whole: Path) -> None:
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config (awq) is not supported; use the unqu"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "(compressed-tensors) is not supported"),
+        ({"quantization_config": ["awq"]}, "quantization_config (no quant_method) is not supported"),
         ({"vocab_size": 198}, "has shape [199, 48], the configuration says [198, 48]"),
     ],
 )

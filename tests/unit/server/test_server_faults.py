@@ -239,6 +239,19 @@ async def test_the_metrics_of_the_contract(live: Live) -> None:
     assert await live.metric('quire_requests_finished_total{finish_reason="stop"}') == 1
 
 
+async def test_metrics_that_fail_reach_no_request(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B049: whatever a metrics library says of a number."""
+
+    def fail(_: object) -> None:
+        raise ValueError("Counters can only be incremented by non-negative amounts.")
+
+    monkeypatch.setattr(live.frontend.metrics, "step", fail)
+    assert (await live.chat()).status_code == (await live.chat()).status_code == 200
+    assert "the metrics of a step could not be recorded" in caplog.text
+
+
 async def test_load_tells_what_a_balancer_wants(live: Live) -> None:
     live.engine.hold()
     (task,) = await started(live)
