@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire.engine.results import NO_TOKEN
 from quire.engine.sampling import Sampler
 from quire.engine.sampling import draw as draw_module
-from quire.engine.sampling.draw import draw
+from quire.engine.sampling.draw import draw, likeliest
 from quire.engine.sampling.logprobs import token_logprobs
 from quire.engine.sampling.restrict import NUM_CANDIDATES, restrict
 from quire.engine.seeds import SeedStream, mix, nth_seed
@@ -36,6 +36,15 @@ def test_greedy_takes_the_first_of_the_likeliest() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 3.0, 3.0, 1.0]])
     greedy = make_row(SamplingParams(temperature=0.0), 0, 0)
     assert sample(logits, [greedy, greedy]) == [1, 0]
+
+
+def test_the_likeliest_is_what_torch_finds() -> None:
+    inf, nan = float("inf"), float("nan")
+    edges = [[0.0, -0.0, -1.0], [1.0, nan, inf], [nan, nan, 0.0], [-inf, -inf, -inf], [2.0, inf, inf]]
+    for logits in (torch.tensor(edges), torch.randn(5, 4099).mul(4).round()):
+        for one in (logits, logits.bfloat16(), logits.t().contiguous().t()):
+            best, places = one.max(dim=-1)
+            assert likeliest(one).tolist() == torch.where(best.isfinite(), places, NO_TOKEN).tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

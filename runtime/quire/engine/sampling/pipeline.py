@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.results import LATER, NO_TOKEN, NOT_YET, Extras, Fault, StepResult
-from quire.engine.sampling.draw import draw
+from quire.engine.sampling.draw import draw, likeliest
 from quire.engine.sampling.logprobs import token_logprobs
 from quire.request import SamplingParams
 
@@ -72,8 +72,7 @@ class Sampler:
     def __call__(self, logits: Tensor, rows: Rows[Row]) -> StepResult:
         """Token ids for logits [R, V], one per row; NO_TOKEN where the row's largest logit is not a finite number, or
         where a processor failed or left nothing to draw (then `extras.errors` says so); NOT_YET where one is not done."""
-        best, likeliest = logits.max(dim=-1)
-        chosen = torch.where(torch.isfinite(best), likeliest, NO_TOKEN)
+        chosen = likeliest(logits)
         extras = Extras()
         changed, wanting = self._wanting(rows)
         drawn = [i for i, row in enumerate(rows) if not row.params.greedy and not row.processors]
@@ -135,8 +134,8 @@ class Sampler:
             found = self._processors[processor].apply(own, where, [rows[changed[place]] for place in where])
             for i, fault in found.items():
                 faults.setdefault(where[i], fault)
-        best, likeliest = own.max(dim=-1)
-        finite = torch.isfinite(best)
+        found_at = likeliest(own)
+        finite = found_at != NO_TOKEN
         if not bool(finite.all()):
             sound = (
                 chosen[_index(changed, own)] != NO_TOKEN
@@ -146,11 +145,11 @@ class Sampler:
                     faults[place] = nothing_allowed(rows[changed[place]].params)
         for place, fault in faults.items():
             if fault is LATER:
-                likeliest[place] = NOT_YET
+                found_at[place] = NOT_YET
                 continue
             extras.errors[changed[place]] = fault
-            likeliest[place] = NO_TOKEN
-        return torch.where(finite, likeliest, NO_TOKEN)
+            found_at[place] = NO_TOKEN
+        return torch.where(finite, found_at, NO_TOKEN)
 
 
 def nothing_allowed(params: SamplingParams) -> Fault:
