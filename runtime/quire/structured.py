@@ -23,6 +23,9 @@ MAX_SPEC_BYTES = 1 << 20
 MAX_DEPTH = 120
 """Levels of JSON in a schema: the grammar library reads 128, some of which are its own."""
 MAX_CHOICES = 10_000
+BLANKS_OF_JSON = r"(?: |\n(?: {0,32}|\t{0,8}))?"
+"""JSON is written as models and people write it: between two tokens of JSON one space or none, or a line break with at most 32
+spaces or 8 tabs of indentation. More would let a model write blanks for ever."""
 
 
 class Reason(enum.StrEnum):
@@ -83,6 +86,13 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def key(self) -> tuple[str, str]:
         """Equal for outputs that are the same grammar."""
         return self.kind, self.spec
+
+    def schema(self) -> dict[str, Any] | None:
+        """The JSON schema that it is; None for other kinds."""
+        if self.kind == "json_object":
+            return {"type": "object"}
+        value = jsonlib.loads(self.spec) if self.kind == "json" else False
+        return ({} if value else None) if isinstance(value, bool) else value
 
     def bad(self, what: str) -> RequestError:
         """The error about this field: `what` follows its name."""

@@ -74,6 +74,8 @@ SAMPLES: dict[str, Any] = {
     "seed": 7,
     "cpu_threads": 2,
     "chat_template": "/cache/template.jinja",
+    "tool_call_parser": "hermes",
+    "reasoning_parser": "qwen3",
     "max_queue_size": 10,
     "queue_timeout": "1m30s",
     "load_timeout": "1h",

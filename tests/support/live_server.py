@@ -23,7 +23,7 @@ from quire.server.listener import uvicorn_config
 from quire.server.tls import tls_context
 from quire.text import load_tokenizer
 from scripted_engine import ScriptedEngine
-from tiny_text import build_tokenizer, write_tokenizer
+from tiny_text import TEMPLATE, build_tokenizer, write_tokenizer
 
 BACKEND = build_tokenizer()
 
@@ -67,15 +67,16 @@ async def live_server(
     attach: bool = True,
     clock: Callable[[], float] = time.monotonic,
     trace: Callable[[Finished], None] | None = None,
+    template: str = TEMPLATE,
     **config: Any,
 ) -> AsyncIterator[Live]:
-    """Serve until the block ends. attach: whether the engine is up."""
+    """Serve until the block ends. attach: whether the engine is up. template: the model's chat template."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     fields = {"model": "tiny", "served_model_name": ("tiny", "alias"), "port": port, **config}
     frontend = Frontend(ServeConfig.model_validate(fields), clock=clock)
     if attach:
-        frontend.attach(engine, load_tokenizer(write_tokenizer(folder), name="tiny"), {})
+        frontend.attach(engine, load_tokenizer(write_tokenizer(folder, template=template), name="tiny"), {})
     try:
         server = uvicorn.Server(
             uvicorn_config(

@@ -112,6 +112,13 @@ class Engine(ApiModel):
         min_length=1,
         max_length=512,
     )
+    tool_call_parser: (
+        Literal["auto", "none", "glm4", "glm45", "hermes", "llama3", "mistral", "mistral-list", "qwen3-coder"] | None
+    ) = _flag("Format of the model's calls of tools. auto takes it from the chat template, none refuses tools.", "auto")
+    reasoning_parser: Literal["auto", "none", "deepseek", "qwen3"] | None = _flag(
+        "What of an answer is reasoning_content. auto is up to </think> where the chat template knows that mark.",
+        "auto",
+    )
     max_queue_size: int | None = _flag(
         "Requests that may wait. Beyond it 503 with Retry-After.", "1024", ge=0, le=1_000_000
     )

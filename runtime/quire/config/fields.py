@@ -184,6 +184,18 @@ class ServeConfig(EngineConfig):
     host: str = Field("0.0.0.0", description="address to listen on")
     port: int = Field(8000, ge=1, le=65535, description="port to listen on")
     chat_template: str | None = Field(None, description="file with a jinja chat template; default: the model's own")
+    tool_call_parser: Literal[
+        "auto", "none", "glm4", "glm45", "hermes", "llama3", "mistral", "mistral-list", "qwen3-coder"
+    ] = Field(
+        "auto",
+        description="the format of the model's calls of tools; auto takes it from the chat template, hermes where that knows no tools; none "
+        "refuses tools",
+    )
+    reasoning_parser: Literal["auto", "none", "deepseek", "qwen3"] = Field(
+        "auto",
+        description="what of an answer is reasoning_content: auto is up to </think> where the chat template knows that mark and the prompt "
+        "or the answer opens it; deepseek takes every answer to begin inside",
+    )
     max_queue_size: int = Field(1024, ge=0, description="requests that may wait; beyond it 503 with Retry-After")
     queue_timeout: float = Field(300.0, gt=0, description="seconds a request may wait before 503")
     drain_timeout: float = Field(

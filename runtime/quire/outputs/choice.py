@@ -114,11 +114,12 @@ def choices_of(
     prompt_index: int = 0,
     first: int = 0,
     stops: Mapping[int, int | str] | None = None,
+    visible: frozenset[int] = frozenset(),
 ) -> list[Choice]:
     """The sequences of one prompt, `best_of` or else `n`, as `request_id-index`, with indices from `first`.
 
     params: resolved (`Tokenizer.resolve`). With a seed, each choice has its own, so that n answers differ and repeat. The
-    prompt's log probabilities are asked for once.
+    prompt's log probabilities are asked for once. visible: special tokens that are text all the same.
     """
     choices: list[Choice] = []
     for number in range(params.num_sequences):
@@ -138,7 +139,7 @@ def choices_of(
                 prompt_index=prompt_index,
                 prompt_token_ids=prompt_token_ids,
                 params=params if params.num_sequences == 1 else own,
-                text=tokenizer.stream(params),
+                text=tokenizer.stream(params, visible=visible),
                 stops=stops or {},
                 keep=params.n,
                 tells_logprobs=params.logprobs is not None,

@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import quire
 from quire.config import parse_bytes
-from quire.server import completions, errors, service
+from quire.server import chat, completions, errors, service
 from quire.server.access import Finished
 from quire.server.auth.guard import Guard
 from quire.server.edge import Edge
@@ -38,6 +38,7 @@ def create_app(
     """
     app = FastAPI(title="Quire", version=quire.__version__, redirect_slashes=False)
     app.include_router(completions.router(frontend))
+    app.include_router(chat.router(frontend))
     app.include_router(service.router(frontend))
     errors.install(app)
     config = frontend.config

@@ -92,6 +92,9 @@ def _first_error(errors: list[Any]) -> tuple[str, str | None]:
     return (f"{param}: {message}, got {shown(error.get('input'))}" if param else f"the body: {message}"), param
 
 
+_VARIANTS = ("str", "texts", "ids", "lists", "ToolChoice")
+
+
 def _is_variant(part: str) -> bool:
     """Whether a step of pydantic's path names a member of a union instead of a field."""
-    return part in ("str", "texts", "ids", "lists") or part.startswith(("list[", "dict[", "function-"))
+    return part in _VARIANTS or part.startswith(("list[", "dict[", "literal[", "function-"))

@@ -178,13 +178,15 @@ class Frontend:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        visible: frozenset[int] = frozenset(),
     ) -> AsyncIterator[Job]:
-        """Run prompts, each `n` times, with parameters for each, checked by the caller. Raises OverloadedError."""
+        """Run prompts, each `n` times, with parameters for each, checked by the caller. visible: special tokens that are text all the
+        same. Raises OverloadedError."""
         engine, tokenizer = self._admit(sum(one.num_sequences for one in params)), self.tokenizer
         key = uuid.uuid4().hex
         choices: list[Choice] = []
         for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-            choices += choices_of(key, prompt, one, tokenizer, prompt_index=index, first=len(choices))
+            choices += choices_of(key, prompt, one, tokenizer, prompt_index=index, first=len(choices), visible=visible)
         job = Job(
             choices,
             self.metrics,

@@ -150,6 +150,11 @@ class Job:
             return replace(piece, text="", finish_reason=FinishReason.CONTENT_FILTER), True
         return replace(piece, text=text), False
 
+    async def end(self, index: int) -> None:
+        """A choice needs nothing more: the engine forgets it, its reason is `stop`."""
+        await self._abort([self.choices[index].request_id])
+        self.finish(self.choices[index], FinishReason.STOP)
+
     def finish(self, choice: Choice, reason: FinishReason) -> None:
         """Book the end of a choice."""
         choice.finish_reason = reason

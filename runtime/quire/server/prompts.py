@@ -7,7 +7,8 @@ that health and running streams never wait for them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import RequestError
@@ -16,6 +17,9 @@ from quire.server.frontend import Frontend
 from quire.server.protocol import MAX_PROMPTS, ChatMessage, CompletionBody, Sampling
 from quire.text import IN_THREAD_CHARS, Tokenizer
 from quire.text.messages import plain_message
+from quire.text.tool_use import adapted, habits_of
+
+END_CHARS = 64
 
 
 async def completion_prompts(frontend: Frontend, body: CompletionBody) -> list[list[int]]:
@@ -54,28 +58,43 @@ async def encode(
     return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
 
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered conversation. end: its last characters."""
+
+    token_ids: list[int]
+    end: str
+
+
 async def encode_chat(
     frontend: Frontend,
     messages: Sequence[ChatMessage],
     *,
     add_generation_prompt: bool = True,
-    variables: dict[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
     truncated: bool = False,
-) -> list[int]:
-    """Ids of a conversation. truncated: they will be cut, so that their number is no reason to refuse them."""
+) -> ChatPrompt:
+    """A conversation as a prompt. truncated: it will be cut, so that its length is no reason to refuse it."""
     tokenizer, limit = frontend.tokenizer, frontend.ready.max_model_len
     if len(messages) > limit:  # no template writes a message without a token
         raise _too_long(f"there are {len(messages)} messages", limit, "messages")
 
     messages = [await _filtered(frontend, message, index) for index, message in enumerate(messages)]
 
-    def run() -> list[int]:
+    def run() -> ChatPrompt:
         plain = [_plain(message, i, tokenizer) for i, message in enumerate(messages)]
         if not truncated:
             _check_size(frontend, tokenizer, sum(len(message["content"]) for message in plain), "messages")
-        return tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt, variables=variables)
+        offered: Sequence[Mapping[str, Any]] | None = None
+        if tools or any(message.get("tool_calls") or message["role"] == "tool" for message in plain):
+            plain, offered = adapted(habits_of(tokenizer.chat), plain, tools)
+        text, ids = tokenizer.chat_prompt(
+            plain, tools=offered, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+        return ChatPrompt(ids, text[-END_CHARS:])
 
-    short = len(messages) < 100 and sum(_roughly(message) for message in messages) < IN_THREAD_CHARS
+    short = not tools and len(messages) < 100 and sum(_roughly(message) for message in messages) < IN_THREAD_CHARS
     return run() if short else await asyncio.to_thread(run)
 
 
@@ -92,7 +111,7 @@ def fitted(
     params.check_ids(ready.vocab_size)
     begin = frontend.tokenizer.begin_id
     kept = [params.truncated(prompt, ready.max_model_len, begin=begin) for prompt in prompts]
-    where = "messages" if hasattr(body, "messages") else "prompt"
+    where = body.PROMPT_FIELD
     rooms = [_room(ready.max_model_len, len(prompt), *body.max_tokens_field, where) for prompt in kept]
     most = ready.max_model_len if defaults.max_tokens is None else max(defaults.max_tokens, params.min_tokens)
     return kept, [frontend.tokenizer.resolve(params, room=min(room, most)) for room in rooms]
@@ -170,5 +189,6 @@ def _roughly(message: ChatMessage) -> int:
 
 
 def _plain(message: ChatMessage, index: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A message as templates expect it."""
-    return plain_message(message.model_dump(), index, knows_developer="developer" in tokenizer.chat.source())
+    """A message as templates expect it: fields that are null are not there."""
+    fields = {key: value for key, value in message.model_dump().items() if value is not None}
+    return plain_message(fields, index, knows_developer="developer" in tokenizer.chat.source())

@@ -15,6 +15,7 @@ from quire.errors import RequestError
 from quire.request import SamplingParams
 from quire.sampling_params import refusal
 from quire.server.formats import Formats
+from quire.server.tools import Function, Tool, ToolChoice, Tools, checked_tools
 
 MAX_PROMPTS = 128
 MAX_LOGPROBS = 20
@@ -25,11 +26,13 @@ _OWN_MEANING = frozenset(
 
 
 class Body(BaseModel):
-    """Any body. REFUSED: field to the values that ask for nothing. HARMLESS: fields without effect on the answer."""
+    """Any body. REFUSED: field to the values that ask for nothing. INSTEAD: what to do instead, where there is something. HARMLESS: fields
+    without effect on the answer."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
     REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     HARMLESS: ClassVar[frozenset[str]] = frozenset()
+    INSTEAD: ClassVar[Mapping[str, str]] = {}
 
     def ignored_fields(self) -> list[str]:
         """Names of unknown fields; raises RequestError for known ones that cannot be honoured."""
@@ -37,7 +40,8 @@ class Body(BaseModel):
         for name, neutral in self.REFUSED.items():
             value = extra.get(name)
             if name in extra and not any(value == other and type(value) is type(other) for other in neutral):
-                raise RequestError(f"{name} is not supported by this server", param=name, code="unsupported_parameter")
+                message = "; ".join(filter(None, [f"{name} is not supported by this server", self.INSTEAD.get(name)]))
+                raise RequestError(message, param=name, code="unsupported_parameter")
         return [name for name in extra if name not in self.REFUSED and name not in self.HARMLESS]
 
 
@@ -51,6 +55,7 @@ class StreamOptions(BaseModel):
 class Sampling(Body, Formats):
     """What both kinds of completion share."""
 
+    PROMPT_FIELD: ClassVar[str] = "prompt"
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
 
     model: str | None = None
@@ -174,27 +179,73 @@ class Part(BaseModel):
     text: str | None = None
 
 
+class CalledFunction(BaseModel):
+    """A function that was called. arguments: JSON."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(BaseModel):
+    """`tool_calls[]` of an assistant's message."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
     """One message; fields beside these reach the template as they are."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
 
-class ChatBody(Sampling):
+class WithTools(Body):
+    """Bodies with OpenAI's tools."""
+
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    def checked_tools(self) -> Tools:
+        """Raises RequestError that names the field."""
+        functions: list[Function] = []
+        for index, tool in enumerate(self.tools or ()):
+            if tool.type != "function" or tool.function is None:
+                where = f"tools.{index}.{'type' if tool.type != 'function' else 'function'}"
+                message = (
+                    f"{where}: only tools of type function are possible here, each with function, got {tool.type!r}"
+                )
+                raise RequestError(message, param=where, code="unsupported_parameter")
+            functions.append(tool.function)
+        choice = self.tool_choice
+        mode, names = choice.read() if isinstance(choice, ToolChoice) else (choice, None)
+        return checked_tools(functions, mode, names, parallel=self.parallel_tool_calls)
+
+
+class ChatBody(Sampling, WithTools):
     """POST /v1/chat/completions."""
 
+    PROMPT_FIELD: ClassVar[str] = "messages"
     REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **Sampling.REFUSED,
-        "tools": (None, []),
         "functions": (None, []),
+        "function_call": (None, "none", "auto"),
         "audio": (None,),
         "modalities": (None, ["text"]),
         "prediction": (None,),
         "web_search_options": (None,),
     }
-    HARMLESS: ClassVar[frozenset[str]] = Sampling.HARMLESS | {"tool_choice", "parallel_tool_calls", "function_call"}
+    INSTEAD: ClassVar[Mapping[str, str]] = {
+        "functions": "tools took its place",
+        "function_call": "tool_choice took its place",
+    }
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
@@ -202,6 +253,16 @@ class ChatBody(Sampling):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
+    reasoning_effort: str | None = None
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """What the chat template gets; `reasoning_effort` under its name, and as enable_thinking where it is none."""
+        effort = self.reasoning_effort
+        known: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        if effort == "none":
+            known["enable_thinking"] = False
+        return {**known, **(self.chat_template_kwargs or {})}
 
     @property
     def max_tokens_field(self) -> tuple[str, int | None]:
@@ -219,7 +280,7 @@ class ChatBody(Sampling):
         return (top or 0) if self.logprobs else None
 
 
-class TokenizeBody(Body):
+class TokenizeBody(WithTools):
     """POST /tokenize: a raw prompt, or messages that go through the chat template."""
 
     model: str | None = None

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 import quire
 from quire.errors import OverloadedError, RequestError
+from quire.server.ask import ignored_header
 from quire.server.bodies import documented, read_body
-from quire.server.completions import ignored_header
 from quire.server.frontend import RETRY_DRAINING_S, RETRY_LOADING_S, Frontend, State
 from quire.server.prompts import checked_ids, encode, encode_chat
 from quire.server.protocol import DetokenizeBody, TokenizeBody
@@ -38,12 +38,14 @@ def router(frontend: Frontend) -> APIRouter:
         if body.prompt is not None:
             tokens = await encode(frontend, body.prompt, add_special_tokens=body.add_special_tokens)
         else:
-            tokens = await encode_chat(
+            prompt = await encode_chat(
                 frontend,
                 body.messages or [],
                 add_generation_prompt=body.add_generation_prompt,
+                tools=body.checked_tools().offered,
                 variables=body.chat_template_kwargs,
             )
+            tokens = prompt.token_ids
         content: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": frontend.ready.max_model_len,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -27,6 +27,9 @@ DONE = b"data: [DONE]\n\n"
 _KEEPALIVE = b": waiting\n\n"
 
 T = TypeVar("T")
+
+Describe = Callable[[BaseException, str], Mapping[str, Any]]
+"""The data of the event that tells of an exception; the second argument is the request id."""
 
 
 def event(content: Mapping[str, Any], name: str | None = None) -> bytes:
@@ -61,11 +64,24 @@ async def answer(request: Request, work: Coroutine[Any, Any, T]) -> T:
     return await unless_gone(request.receive, work)
 
 
+def openai_error(exc: BaseException, request_id: str) -> Mapping[str, Any]:
+    """As the OpenAI API tells of an exception."""
+    return describe(exc, request_id)[1]
+
+
 class EventStream(Response):
     """Sends encoded events as they come. The iterator is closed in every case, which frees what it holds."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, request_id: str, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        request_id: str,
+        headers: Mapping[str, str],
+        describe: Describe = openai_error,
+    ) -> None:
         self._events = events
+        self._describe = describe
         self._request_id = request_id
         self._lock = asyncio.Lock()
         self._started = False
@@ -86,8 +102,7 @@ class EventStream(Response):
         except Exception as exc:
             if not self._started:
                 raise
-            _, content, _ = describe(exc, self._request_id)
-            await self._emit(send, event(content, "error"))
+            await self._emit(send, event(self._describe(exc, self._request_id), "error"))
         finally:
             keepalive.cancel()
             with suppress(asyncio.CancelledError):

@@ -7,6 +7,7 @@ characters, SentencePiece style (Llama 2, Mistral, Gemma) writes spaces as ▁ a
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Collection
@@ -46,6 +47,12 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self._bytes)
+
+    def showing(self, visible: Collection[int]) -> Pieces:
+        """The same, but these special tokens are text."""
+        other = copy.copy(self)
+        other.special_ids = self.special_ids - frozenset(visible)
+        return other
 
     def bytes_of(self, token_id: int, *, skip_special: bool = True) -> bytes:
         if not 0 <= token_id < len(self._bytes) or (skip_special and token_id in self.special_ids):

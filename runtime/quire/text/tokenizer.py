@@ -168,10 +168,14 @@ class Tokenizer(FamiliarNames):
             bad_words_token_ids=self._spelled(params.bad_words) if params.bad_words else params.bad_words_token_ids,
         )
 
-    def stream(self, params: SamplingParams) -> TextStream:
-        """Incremental text of one answer; params: resolved."""
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token, by its spelling."""
+        return self._special.get(token)
+
+    def stream(self, params: SamplingParams, *, visible: frozenset[int] = frozenset()) -> TextStream:
+        """Incremental text of one answer; params: resolved. visible: special tokens that are text all the same."""
         return TextStream(
-            self.pieces,
+            self.pieces if not visible else self.pieces.showing(visible),
             stop=params.stop,
             stop_spellings=self._spelled_by(params.stop),
             skip_special=params.skip_special_tokens,

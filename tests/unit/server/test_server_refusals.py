@@ -29,6 +29,14 @@ async def live(tmp_path: Path) -> AsyncIterator[Live]:
         yield server
 
 
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": nested(depth - 2)}} if depth > 0 else {}
+
+
 async def error_of(live: Live, path: str, body: Any) -> tuple[int, dict[str, Any]]:
     data = body if isinstance(body, str | bytes) else json.dumps(body)
     response = await live.http.post(path, content=data, headers={"content-type": "application/json"})
@@ -83,7 +91,27 @@ async def error_of(live: Live, path: str, body: Any) -> tuple[int, dict[str, Any
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"best_of": 3, "n": 2, "stream": True}, "best_of"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name"),
+        ({"tools": [tool("f"), tool("f")]}, "tools"),
+        ({"tools": [tool(f"f{i}") for i in range(513)]}, "tools"),
+        ({"tools": [tool("f", {"type": "string"})]}, "tools.0.function.parameters"),
+        ({"tools": [tool("f"), tool("g", nested(130))]}, "tools.1.function.parameters"),
+        ({"tools": [tool("f", [])]}, "tools.0.function.parameters"),
+        ({"tools": [tool("f")], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
+        ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex"),
+        ({"tools": [tool("f")], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages.0.tool_calls.0.function"),
+        ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages.0.content"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"allowed_token_ids": "5"}, "allowed_token_ids"),
         ({"bad_words": [""]}, "bad_words"),

@@ -1,8 +1,4 @@
-"""llguidance, and nothing else that is ours (but `ebnf`) knows it: a vocabulary, a grammar from a request, a matcher for a sequence.
-
-JSON is written as models and people write it: between two tokens of JSON one space or none, or a line break with at most 32
-spaces or 8 tabs of indentation. More would let a model write blanks for ever.
-"""
+"""llguidance, and nothing else that is ours (but `ebnf`) knows it: a vocabulary, a grammar from a request, a matcher for a sequence."""
 
 from __future__ import annotations
 
@@ -15,15 +11,15 @@ import llguidance
 
 from quire.engine.grammar.ebnf import is_ebnf, to_lark
 from quire.engine.grammar.protocol import Compile
+from quire.structured import BLANKS_OF_JSON
 from quire.text import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-WHITESPACE = r"(?: |\n(?: {0,32}|\t{0,8}))?"
 _JSON_OPTIONS: JsonCompileOptions = {
     "whitespace_flexible": True,
-    "whitespace_pattern": WHITESPACE,
+    "whitespace_pattern": BLANKS_OF_JSON,
     "lenient": False,
     "coerce_one_of": False,
 }

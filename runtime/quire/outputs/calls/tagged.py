@@ -1,0 +1,155 @@
+"""Arguments between tags, each value by itself.
+
+GLM-4.5 on: `<tool_call>name`, then pairs of `<arg_key>` and `<arg_value>`. Qwen 3 Coder, Qwen 3.5, Nemotron 3: `<tool_call><function=name>`, then
+`<parameter=key>` for each value. A value is a text as it is where the function's schema wants a text, else JSON. All arguments as one JSON
+object are taken too; a grammar makes models write them so, since its texts must be what a schema accepts.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from quire.outputs.calls.hermes import CLOSE, OPEN
+from quire.outputs.calls.parser import CallParser, Steps
+from quire.outputs.calls.scanner import BLANKS
+from quire.text.stream import StopMatcher
+
+KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END = "<function=", "</function>", "<parameter=", "</parameter>"
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+class _TaggedParser(CallParser):
+    """What both share. END: the tag behind the arguments. ENDS: the tags that end a value."""
+
+    MARKERS = (OPEN,)
+    END: str
+    ENDS: tuple[str, ...]
+
+    def _document(self) -> Steps[None]:
+        while True:
+            yield from self._until_marker()
+            yield from self._attempt(self._call(), OPEN)
+
+    def _call(self) -> Steps[None]:
+        raise NotImplementedError
+
+    def _pair(self) -> Steps[str]:
+        """Read a key, up to the first character of its value; the first character of its tag is `<` and has been read."""
+        raise NotImplementedError
+
+    def _name(self, char: str, ends: str) -> Steps[str]:
+        """The function's name from its first character to one of `ends`, which is the last one held."""
+        name = ""
+        while char not in ends:
+            name += char
+            self._check_begins(name.rstrip(" \r"))
+            char = yield
+        return self._known(name.strip())
+
+    def _given(self, name: str) -> Steps[None]:
+        """Read all arguments and the tag behind them, from a blank or their first character on."""
+        char = yield from self._skip()
+        self._unread()
+        if char == "{":
+            yield from self._arguments(name)
+            self._finish()
+            yield from self._close(self.END)
+            return
+        self._start(name)
+        texts, before = _texts_of(self._functions[name]), "{"
+        while True:
+            yield from self._expect("<")
+            char = yield
+            if char == self.END[1]:
+                yield from self._exactly(self.END[2:])
+                break
+            self._unread()
+            key = yield from self._pair()
+            self._argue(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+            before = ", "
+            if key in texts:
+                yield from self._text()
+            else:
+                self._argue(_json_of((yield from self._until(*self.ENDS))))
+        self._argue("{}" if before == "{" else "}")
+        self._finish()
+
+    def _until(self, *marks: str) -> Steps[str]:
+        matcher, text = StopMatcher(marks), ""
+        while matcher.found is None:
+            text += matcher.push((yield))
+        return text
+
+    def _text(self) -> Steps[None]:
+        """A value that is a text, handed on as it comes."""
+        matcher = StopMatcher(self.ENDS)
+        self._argue('"')
+        while matcher.found is None:
+            if text := matcher.push((yield)):
+                self._argue(json.dumps(text, ensure_ascii=False)[1:-1])
+        self._argue('"')
+
+
+class Glm45Parser(_TaggedParser):
+    """GLM-4.5, 4.6, 4.7."""
+
+    END = CLOSE
+    ENDS = (VALUE_END,)
+
+    def _call(self) -> Steps[None]:
+        name = yield from self._name((yield from self._skip()), "<{\n")
+        if self._held[-1] not in BLANKS:
+            self._unread()
+        yield from self._given(name)
+
+    def _pair(self) -> Steps[str]:
+        yield from self._exactly(KEY[1:])
+        key = yield from self._until(KEY_END)
+        yield from self._expect("<")
+        yield from self._exactly(VALUE[1:])
+        return key.strip()
+
+
+class QwenCoderParser(_TaggedParser):
+    """Qwen 3 Coder. One line break next to each tag of a value is no part of it."""
+
+    END = FUNCTION_END
+    ENDS = (PARAMETER_END, f"\n{PARAMETER_END}")
+
+    def _call(self) -> Steps[None]:
+        yield from self._expect("<")
+        yield from self._exactly(FUNCTION[1:])
+        name = yield from self._name((yield from self._skip()), ">")
+        yield from self._given(name)
+        yield from self._close(CLOSE)
+
+    def _pair(self) -> Steps[str]:
+        yield from self._exactly(PARAMETER[1:])
+        key = yield from self._until(">")
+        if (yield) != "\n":
+            self._unread()
+        return key.strip()
+
+
+def _texts_of(schema: Any) -> frozenset[str]:
+    """The parameters whose values are texts."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return frozenset()
+    return frozenset(key for key, one in properties.items() if isinstance(one, dict) and one.get("type") == "string")
+
+
+def _json_of(written: str) -> str:
+    """A value as JSON: as it is where it is JSON, or almost, else a text."""
+    plain = written.strip()
+    try:
+        json.loads(plain, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _PYTHON.get(plain) or json.dumps(written, ensure_ascii=False)
+    return plain
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)

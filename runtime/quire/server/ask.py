@@ -1,0 +1,117 @@
+"""From a checked body to an answer: what all endpoints that generate do alike."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from quire.outputs.reader import Reading
+from quire.request import SamplingParams, checked_priority, checked_salt
+from quire.server.answers import JSON, Shape, collect, stream
+from quire.server.frontend import Frontend
+from quire.server.jobs import Job
+from quire.server.protocol import Sampling
+from quire.server.streaming import Describe, EventStream, answer, openai_error
+
+IGNORED_HEADER = "x-quire-ignored-fields"
+
+OpenJob = Callable[[], AbstractAsyncContextManager[Job]]
+Whole = Callable[[Job], Awaitable[JSON]]
+Events = Callable[[Job], AsyncGenerator[bytes, None]]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the engine is asked: prompts as far as they are wanted, resolved parameters for each; and how the answers are read."""
+
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+    reading: Reading = field(default_factory=Reading)
+
+    def opener(self, frontend: Frontend, body: Sampling) -> OpenJob:
+        """What runs it. Raises RequestError that names a field of the body."""
+        return partial(
+            frontend.job,
+            self.prompts,
+            self.params,
+            priority=checked_priority(body.priority, policy=frontend.config.scheduler_policy),
+            cache_salt=checked_salt(body.cache_salt),
+            visible=self.reading.specials,
+        )
+
+
+async def respond(
+    request: Request, frontend: Frontend, body: Sampling, ask: Ask, shape: Shape, ignored: Sequence[str]
+) -> Response:
+    """Answer in OpenAI's shapes of completions."""
+    include_usage = body.include_usage
+    return await run(
+        request,
+        ask.opener(frontend, body),
+        lambda job: collect(job, shape, ask.reading),
+        lambda job: stream(job, shape, ask.reading, include_usage=include_usage),
+        streamed=bool(body.stream),
+        headers=ignored_header(ignored),
+    )
+
+
+async def run(
+    request: Request,
+    open_job: OpenJob,
+    whole: Whole,
+    events: Events,
+    *,
+    streamed: bool,
+    headers: Mapping[str, str],
+    describe: Describe = openai_error,
+) -> Response:
+    """Run a job and answer, whole or as a stream. describe: how an error looks in the stream."""
+    if streamed:
+        return EventStream(
+            _events(request, open_job, events),
+            request_id=request.state.request_id,
+            headers=headers,
+            describe=describe,
+        )
+    content = await answer(request, _whole(request, open_job, whole))
+    return JSONResponse(content, headers=dict(headers))
+
+
+async def _whole(request: Request, open_job: OpenJob, whole: Whole) -> JSON:
+    async with open_job() as job:
+        request.state.job = job  # for the access log
+        return await whole(job)
+
+
+async def _events(request: Request, open_job: OpenJob, events: Events) -> AsyncGenerator[bytes, None]:
+    async with open_job() as job:
+        request.state.job = job
+        async with aclosing(events(job)) as told:
+            async for data in told:
+                yield data
+
+
+def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    """What every answer of the OpenAI API begins with."""
+    return {"id": new_id(prefix), "object": kind, "created": int(time.time()), "model": model}
+
+
+def new_id(prefix: str) -> str:
+    """An id that nothing else has."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The header that names fields of the body which have no effect; names are cut to what a header may hold."""
+    shown = [re.sub(r"[^A-Za-z0-9_.-]", "?", name)[:64] for name in names[:16]]
+    return {IGNORED_HEADER: ", ".join(shown)} if shown else {}
