@@ -21,7 +21,7 @@ from quire.outputs.calls.formats import FORMATS
 from quire.outputs.calls.grammar import answer_grammar
 from quire.outputs.parts import Message
 from quire.text import Tokenizer
-from tiny_text import VOCAB_SIZE
+from tiny_text import TEMPLATE, VOCAB_SIZE
 
 DIGIT = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"], "additionalProperties": False}  # fmt: skip
 FUNCTIONS: dict[str, Any] = {"look": DIGIT, "look-2": DIGIT}
@@ -53,7 +53,7 @@ def test_the_grammar_of_a_format_is_what_its_parser_reads(
 ) -> None:
     found, (call, between) = FORMATS[name], CALLS[name]
     assert call is not None
-    other = call.replace("look", "look-2").replace("1", "\n  9")
+    other = call.replace("look", "look-2").replace(" 1", "\n  9")
 
     def ok(text: str, *, parallel: bool = True, bare: bool = False) -> bool:
         lark = answer_grammar(found.spelling, FUNCTIONS, parallel=parallel, special_id=lambda _: None)
@@ -90,6 +90,10 @@ def test_special_tokens_thoughts_and_other_answers(vocabulary: llguidance.LLToke
     assert accepts(vocabulary, tokenizer, only, 'a</think>[{"b": null}]')
 
 
+TERSE = (
+    "{% if tools %}{% for tool in tools %}{{ tool.function.name }} {% endfor %}{# <tool_call> arguments #}{% endif %}"
+    + TEMPLATE
+)
 TOOLS = [
     {"type": "function", "function": {"name": "look", "description": "d", "parameters": DIGIT}},
     {"type": "function", "function": {"name": "wait"}},
@@ -98,9 +102,9 @@ TOOLS = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def live(folder: Path) -> AsyncIterator[Live]:
-    config = EngineConfig(model=str(folder), dtype="float32", device="cpu", cpu_threads=1, num_blocks=512, max_model_len=2048)  # fmt: skip
+    config = EngineConfig(model=str(folder), dtype="float32", device="cpu", cpu_threads=1, num_blocks=512, max_model_len=512)  # fmt: skip
     engine = await EngineClient.start(config, log_level="warning")
-    async with live_server(folder, engine) as server:  # type: ignore[arg-type]
+    async with live_server(folder, engine, template=TERSE) as server:  # type: ignore[arg-type]
         server.http.timeout = httpx.Timeout(250)
         yield server
 

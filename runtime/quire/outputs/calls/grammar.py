@@ -50,8 +50,8 @@ def answer_grammar(
         answers.append(calls)
     start = " | ".join(f"({one})" for one in answers)
     if thinks:
-        start, thought = f"thought ({start})", r"thought[lazy]: /[\s\S]*<\/think>\s{0,4}/"
-        rules.append(thought)
+        start = f"thought blanks? ({start})"
+        rules += [r"thought[lazy]: /[\s\S]*<\/think>/", r"blanks: /\s{1,4}/"]
     return "\n".join([f"start: {start}", *rules]) + "\n"
 
 
