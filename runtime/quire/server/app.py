@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import quire
 from quire.config import parse_bytes
-from quire.server import chat, completions, errors, service
+from quire.server import ask, chat, completions, errors, service
 from quire.server.access import Finished
 from quire.server.auth.guard import Guard
 from quire.server.edge import Edge
@@ -19,7 +19,7 @@ from quire.server.frontend import Frontend
 EXPOSED_HEADERS = (
     "retry-after",
     "x-request-id",
-    completions.IGNORED_HEADER,
+    ask.IGNORED_HEADER,
     *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
 )
 """What a page of another origin may read of an answer's headers."""
