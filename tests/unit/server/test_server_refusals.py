@@ -102,7 +102,7 @@ async def error_of(live: Live, path: str, body: Any) -> tuple[int, dict[str, Any
         ({"tools": [tool("f", [])]}, "tools.0.function.parameters"),
         ({"tools": [tool("f")], "tool_choice": "always"}, "tool_choice"),
         ({"tools": [tool("f")], "tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"tools": [tool("f")], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [tool("f")], "tool_choice": {"type": "custom"}}, "tool_choice"),
         ({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool("f")], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
