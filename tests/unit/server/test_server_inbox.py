@@ -65,6 +65,17 @@ async def test_behind_reports_join_the_last_one_of_their_choice() -> None:
     assert await read(box) == [(0, delta(1))], "what was read is not extended"
 
 
+async def test_what_is_being_read_is_not_extended() -> None:
+    box, choices = Inbox(), [choice(0), choice(1)]
+    box.put(choices[1], delta(1))
+    for n in range(MERGE_FROM):
+        box.put(choices[0], delta(n))
+    _, first = await box.get()
+    box.put(choices[1], delta(2))
+    assert first.token_ids == [1]
+    assert [report.token_ids for index, report in await read(box) if index == 1] == [[2]]
+
+
 async def test_log_probabilities_stay_with_their_tokens() -> None:
     box, one = Inbox(), choice(0)
     for n in range(MERGE_FROM + 10):

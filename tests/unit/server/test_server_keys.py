@@ -84,6 +84,7 @@ async def test_every_route_but_the_open_ones_needs_a_key(tmp_path: Path, metrics
 
 
 async def test_a_file_of_keys_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="quire")
     now, file = [0.0], tmp_path / "keys"
     alice, bob = new_key(), new_key()
     file.write_text(f"# who may\n\n{line_of('alice', alice)} # first\n")
@@ -114,6 +115,9 @@ async def test_a_file_of_keys_is_read_again_when_it_changes(tmp_path: Path, capl
         assert await allowed() == (False, False), "an empty file lets nobody in"
         replace(line_of("bob", bob))
         assert await allowed() == (False, True)
+        now[0] += 1
+        await allowed()
+        assert caplog.text.count("read the list of keys again") == 3, "once for each change"
         assert alice not in caplog.text and bob not in caplog.text
 
 
