@@ -4,12 +4,10 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.routing import BaseRoute, Route
 
 from live_server import Live, ids_of, live_server
 from quire.config import ServeConfig
@@ -20,6 +18,7 @@ from quire.server.auth.guard import HEALTH_PATHS, METRICS_PATH
 from quire.server.auth.keys import KeySet, Limits, digest_of, keys_of, line_of, new_key
 from quire.server.frontend import Frontend
 from scripted_engine import ScriptedEngine
+from server_routes import routes_of
 
 
 def bearer(key: str) -> dict[str, Any]:
@@ -32,15 +31,6 @@ def engine() -> ScriptedEngine:
 
 async def status(live: Live, headers: dict[str, Any], path: str = "/v1/models") -> int:
     return (await live.http.get(path, headers=headers)).status_code
-
-
-def routes_of(routes: Iterable[BaseRoute]) -> Iterator[Route]:
-    """All of them, also those of routers that were included."""
-    for route in routes:
-        if isinstance(route, Route):
-            yield route
-        else:
-            yield from routes_of(route.original_router.routes)  # type: ignore[attr-defined]
 
 
 def main(*arguments: str) -> int:
