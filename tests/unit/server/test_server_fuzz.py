@@ -16,7 +16,7 @@ from live_server import Live, ids_of, live_server
 from scripted_engine import ScriptedEngine
 from server_routes import routes_of
 
-NUM_BODIES = 40
+NUM_BODIES = 60
 """For each route."""
 
 DEEP: Any = "x"
