@@ -22,10 +22,11 @@ class Limits:
         tokens, limit = request.prompt_token_ids, request.params.max_tokens
         if not tokens:
             return "the prompt is empty; it must have at least one token"
-        if len(tokens) >= self.max_model_len:
+        if len(tokens) == self.max_model_len and limit == 1 and request.params.prompt_logprobs is not None:
+            total = self.max_model_len + 1  # the prompt is scored; the token behind it is drawn and never computed
+        elif len(tokens) >= self.max_model_len:
             return f"the prompt has {len(tokens)} tokens, the model's length is {self.max_model_len}, one must be left"
-        total = self.max_model_len if limit is None else len(tokens) + limit
-        if total > self.max_model_len:
+        elif (total := self.max_model_len if limit is None else len(tokens) + limit) > self.max_model_len:
             return (
                 f"the prompt has {len(tokens)} tokens and max_tokens is {limit}, together {total}, "
                 f"but the model's length is {self.max_model_len}"

@@ -10,11 +10,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 import quire
 from quire.config import parse_bytes
-from quire.server import ask, chat, completions, errors, service
+from quire.server import ask, chat, completions, errors, generate, service
 from quire.server.access import Finished
 from quire.server.auth.guard import Guard
 from quire.server.edge import Edge
 from quire.server.frontend import Frontend
+from quire.server.messages import routes as messages
+from quire.server.responses import routes as responses
 
 EXPOSED_HEADERS = (
     "retry-after",
@@ -39,6 +41,9 @@ def create_app(
     app = FastAPI(title="Quire", version=quire.__version__, redirect_slashes=False)
     app.include_router(completions.router(frontend))
     app.include_router(chat.router(frontend))
+    app.include_router(responses.router(frontend))
+    app.include_router(messages.router(frontend))
+    app.include_router(generate.router(frontend))
     app.include_router(service.router(frontend))
     errors.install(app)
     config = frontend.config

@@ -17,9 +17,9 @@ from quire.server.answers import JSON, TOOL_CALLS
 from quire.server.ask import Ask, head, respond
 from quire.server.bodies import documented, read_body
 from quire.server.frontend import Frontend
-from quire.server.prompts import encode_chat, fitted
-from quire.server.protocol import ChatBody
-from quire.server.tools import constraint, reading_of
+from quire.server.prompts import ChatPrompt, encode_chat, fitted
+from quire.server.protocol import ChatBody, Conversation
+from quire.server.tools import Tools, constraint, reading_of
 from quire.text.pieces import Pieces
 
 
@@ -84,23 +84,28 @@ def router(frontend: Frontend) -> APIRouter:
         body = await read_body(request, ChatBody)
         model, ignored = frontend.check_model(body.model), body.ignored_fields()
         shape = ChatShape(head("chatcmpl", "chat.completion", model))
-        ask = await chat_ask(frontend, body)
+        ask = await conversation_ask(frontend, body)
         return await respond(request, frontend, body, ask, shape, ignored)
 
     return routes
 
 
-async def chat_ask(frontend: Frontend, body: ChatBody) -> Ask:
-    """What the engine is asked for a conversation, and how its answers are read; raises RequestError."""
-    tools = body.checked_tools()
-    prompt = await encode_chat(
+async def conversation_prompt(frontend: Frontend, body: Conversation, tools: Tools) -> ChatPrompt:
+    """A conversation as a prompt; raises RequestError."""
+    return await encode_chat(
         frontend,
-        body.messages,
+        body.turns(),
         add_generation_prompt=body.add_generation_prompt,
         tools=tools.offered,
         variables=body.template_variables,
         truncated=body.truncate_prompt_tokens is not None,
     )
+
+
+async def conversation_ask(frontend: Frontend, body: Conversation) -> Ask:
+    """What the engine is asked for a conversation, and how its answers are read; raises RequestError."""
+    tools = body.checked_tools()
+    prompt = await conversation_prompt(frontend, body, tools)
     reading = reading_of(frontend, tools, prompt.end)
     wanted, reading = constraint(frontend, tools, body.structured_output(), reading)
     prompts, params = fitted(frontend, [prompt.token_ids], body)

@@ -6,6 +6,7 @@ Status, type and code of each class are decided here and nowhere else.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -32,6 +33,13 @@ def body(
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     error = {"message": message, "type": kind, "param": param, "code": code}
     return {"error": error | ({"request_id": request_id} if request_id else {})}
+
+
+def anthropic_form(content: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+    """The same error as clients of /v1/messages read it; param and code stay."""
+    kind = content["error"]["type"]
+    error = {**content["error"], "type": "api_error" if kind == "server_error" else kind}
+    return {"type": "error", "error": error, "request_id": request_id}
 
 
 def describe(exc: BaseException, request_id: str) -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -72,6 +80,8 @@ def install(app: FastAPI) -> None:
             what = "no such route" if exc.status_code == 404 else "this route does not take that method"
             exc = HTTPException(exc.status_code, f"{what}: {request.method} {request.url.path}", exc.headers)
         status, content, headers = describe(exc, request.state.request_id)
+        if request.url.path.startswith("/v1/messages"):
+            content = anthropic_form(content, request.state.request_id)
         return JSONResponse(content, status, headers)
 
     for kind in (QuireError, RequestValidationError, ValidationError, HTTPException):

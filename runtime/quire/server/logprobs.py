@@ -55,6 +55,27 @@ def completion(entries: Sequence[TokenLogprobs], pieces: Pieces, offset: int) ->
     }
 
 
+def likeliest(entries: Sequence[TokenLogprobs], count: int) -> list[TokenLogprobs]:
+    """The same with `count` likeliest tokens of each at most."""
+    return [TokenLogprobs(entry.token_ids[: count + 1], entry.logprobs[: count + 1], entry.rank) for entry in entries]
+
+
+def echoed(token_ids: Sequence[int], entries: Sequence[TokenLogprobs], pieces: Pieces, length: int) -> JSON:
+    """`choices[].logprobs` of a prompt that the answer repeats: nothing comes before its first token.
+
+    length: characters of the text; a begin token that the tokenizer put before it has none of them.
+    """
+    sizes = [len(pieces.text_of(token)) for token in token_ids]
+    offset = min(length - sum(sizes), 0)
+    told = completion(entries, pieces, offset + sizes[0])
+    return {
+        "text_offset": [max(at, 0) for at in (offset, *told["text_offset"])],
+        "token_logprobs": [None, *told["token_logprobs"]],
+        "tokens": [written(token_ids[0], pieces), *told["tokens"]],
+        "top_logprobs": [None, *told["top_logprobs"]],
+    }
+
+
 def prompt(entries: Sequence[TokenLogprobs], pieces: Pieces) -> list[JSON | None]:
     """`prompt_logprobs` as vLLM writes them: for each token of the prompt a mapping from token id; none for the first."""
     found: list[JSON | None] = [None]

@@ -14,7 +14,7 @@ from typing import Any
 from quire.errors import RequestError
 from quire.request import SamplingParams
 from quire.server.frontend import Frontend
-from quire.server.protocol import MAX_PROMPTS, ChatMessage, CompletionBody, Sampling
+from quire.server.protocol import MAX_PROMPTS, ChatMessage, CompletionBody, GenerateBody, Sampling
 from quire.text import IN_THREAD_CHARS, Tokenizer
 from quire.text.messages import plain_message
 from quire.text.tool_use import adapted, habits_of
@@ -22,7 +22,7 @@ from quire.text.tool_use import adapted, habits_of
 END_CHARS = 64
 
 
-async def completion_prompts(frontend: Frontend, body: CompletionBody) -> list[list[int]]:
+async def completion_prompts(frontend: Frontend, body: CompletionBody | GenerateBody) -> list[list[int]]:
     """Token ids of every prompt of a completion; raises RequestError."""
     match body.prompt:
         case str(text):
@@ -112,13 +112,16 @@ def fitted(
     begin = frontend.tokenizer.begin_id
     kept = [params.truncated(prompt, ready.max_model_len, begin=begin) for prompt in prompts]
     where = body.PROMPT_FIELD
-    rooms = [_room(ready.max_model_len, len(prompt), *body.max_tokens_field, where) for prompt in kept]
+    rooms = [_room(ready.max_model_len, len(prompt), body, where) for prompt in kept]
     most = ready.max_model_len if defaults.max_tokens is None else max(defaults.max_tokens, params.min_tokens)
     return kept, [frontend.tokenizer.resolve(params, room=min(room, most)) for room in rooms]
 
 
-def _room(limit: int, length: int, name: str, max_tokens: int | None, where: str) -> int:
-    """Tokens that an answer may have behind a prompt of `length`."""
+def _room(limit: int, length: int, body: Sampling, where: str) -> int:
+    """Tokens that an answer may have behind a prompt of `length`. A prompt that is only scored may fill the whole window."""
+    name, max_tokens = body.max_tokens_field
+    if body.scores and length == limit:
+        return 1
     if length == 0:
         raise RequestError(f"{where} must not be empty", param=where, code="invalid_value")
     if length > limit:

@@ -6,9 +6,10 @@ refused by `REFUSED` with its name; a field nobody knows is accepted and named i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from quire.errors import RequestError
@@ -89,6 +90,11 @@ class Sampling(Body, Formats):
     stream_options: StreamOptions | None = None
 
     @property
+    def scores(self) -> bool:
+        """Only the log probabilities of the prompt are wanted, no answer."""
+        return False
+
+    @property
     def max_tokens_field(self) -> tuple[str, int | None]:
         """The name and the value of the limit on generated tokens."""
         return "max_tokens", self.max_tokens
@@ -157,18 +163,48 @@ Prompt = Annotated[
 class CompletionBody(Sampling):
     """POST /v1/completions."""
 
-    REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **Sampling.REFUSED,
-        "echo": (None, False),
-        "suffix": (None, ""),
-    }
+    REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {**Sampling.REFUSED, "suffix": (None, "")}
+    INSTEAD: ClassVar[Mapping[str, str]] = {"suffix": "write the model's own marks for filling in into the prompt"}
 
     prompt: Prompt
     logprobs: int | None = None
+    echo: bool | None = None
+
+    @property
+    def scores(self) -> bool:
+        """`max_tokens` is 0 together with `echo`: one token is generated and thrown away."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def max_tokens_field(self) -> tuple[str, int | None]:
+        return "max_tokens", 1 if self.scores else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        params = super().sampling(defaults)
+        if not self.echo or (self.logprobs is None and not self.scores):
+            return params
+        if self.stream:
+            what = "max_tokens 0" if self.scores else "logprobs"
+            message = f"echo together with {what} is not possible with stream: true"
+            raise RequestError(message, param="echo", code="invalid_value")
+        if self.logprobs is None:
+            return params
+        return msgspec.structs.replace(params, prompt_logprobs=max(params.prompt_logprobs or 0, self.logprobs))
+
+
+class GenerateBody(Sampling):
+    """POST /generate."""
+
+    prompt: Prompt
+
+    def check(self) -> None:
+        """Raises RequestError for what an answer of this form has no place for."""
+        if self.prompt_logprobs is not None:
+            raise refusal("prompt_logprobs", self.prompt_logprobs, "absent here")
 
 
 class Part(BaseModel):
@@ -229,7 +265,37 @@ class WithTools(Body):
         return checked_tools(functions, mode, names, parallel=self.parallel_tool_calls)
 
 
-class ChatBody(Sampling, WithTools):
+class Conversation(Sampling):
+    """What bodies share whose prompt is a conversation."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    reasoning_effort: str | None = None
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model should think, in the template's words."""
+        return self.reasoning_effort
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """What the chat template gets; the effort as `reasoning_effort`, and as enable_thinking where it is none."""
+        effort = self.effort
+        known: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        if effort == "none":
+            known["enable_thinking"] = False
+        return {**known, **(self.chat_template_kwargs or {})}
+
+    def turns(self) -> Sequence[ChatMessage]:
+        """The conversation; raises RequestError that names the field."""
+        raise NotImplementedError
+
+    def checked_tools(self) -> Tools:
+        """The functions that may be called; raises RequestError that names the field."""
+        raise NotImplementedError
+
+
+class ChatBody(WithTools, Conversation):
     """POST /v1/chat/completions."""
 
     PROMPT_FIELD: ClassVar[str] = "messages"
@@ -251,18 +317,9 @@ class ChatBody(Sampling, WithTools):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    reasoning_effort: str | None = None
 
-    @property
-    def template_variables(self) -> Mapping[str, Any]:
-        """What the chat template gets; `reasoning_effort` under its name, and as enable_thinking where it is none."""
-        effort = self.reasoning_effort
-        known: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-        if effort == "none":
-            known["enable_thinking"] = False
-        return {**known, **(self.chat_template_kwargs or {})}
+    def turns(self) -> Sequence[ChatMessage]:
+        return self.messages
 
     @property
     def max_tokens_field(self) -> tuple[str, int | None]:
