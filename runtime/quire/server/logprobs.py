@@ -5,6 +5,7 @@ Both cover the tokens of the answer's text; a token that ended it and is no part
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,11 +66,13 @@ def echoed(token_ids: Sequence[int], entries: Sequence[TokenLogprobs], pieces: P
 
     length: characters of the text; a begin token that the tokenizer put before it has none of them.
     """
-    sizes = [len(pieces.text_of(token)) for token in token_ids]
-    offset = min(length - sum(sizes), 0)
-    told = completion(entries, pieces, offset + sizes[0])
+    decoder, ends = codecs.getincrementaldecoder("utf-8")("replace"), [0]
+    for token in token_ids:
+        ends.append(ends[-1] + len(decoder.decode(pieces.bytes_of(token, skip_special=False))))
+    before = max(ends[-1] - length, 0)
+    told = completion(entries, pieces, 0)
     return {
-        "text_offset": [max(at, 0) for at in (offset, *told["text_offset"])],
+        "text_offset": [max(end - before, 0) for end in ends[:-1]],
         "token_logprobs": [None, *told["token_logprobs"]],
         "tokens": [written(token_ids[0], pieces), *told["tokens"]],
         "top_logprobs": [None, *told["top_logprobs"]],

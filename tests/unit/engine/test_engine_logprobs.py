@@ -111,6 +111,22 @@ def test_a_prompt_of_one_token_has_none(folder: Path) -> None:
     assert told.prompt_logprobs == []
 
 
+@torch.inference_mode()
+def test_b026_a_prompt_of_the_whole_window_is_scored(reference: Any, folder: Path) -> None:
+    core = make_core(folder, max_model_len=48, block_size=8, num_blocks=6)
+    prompt = [random.Random(3).randrange(3, VOCAB) for _ in range(48)]
+    scored = SamplingParams(max_tokens=1, prompt_logprobs=2)
+    (told,) = ask(core, [prompt], [scored])
+    check(told.prompt_logprobs or [], prompt[1:], reference(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1), 2)
+    for tokens, params in [
+        (prompt, SamplingParams(max_tokens=1)),
+        (prompt, SamplingParams(max_tokens=2, prompt_logprobs=2)),
+        ([*prompt, 5], scored),
+    ]:
+        request = AddRequest(request_id="x", prompt_token_ids=tokens, params=params, arrival_s=0.0)
+        assert "one must be left" in (core.scheduler.fault(request) or "")
+
+
 def test_the_head_runs_on_few_rows_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = make_core(folder, max_num_batched_tokens=256)
     widths: list[int] = []

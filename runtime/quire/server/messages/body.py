@@ -229,9 +229,11 @@ def _of_user(role: str, blocks: Sequence[Block], where: str) -> list[dict[str, A
     return found or [{"role": role, "content": ""}]
 
 
-def _text(content: str | Sequence[Any], where: str) -> str:
+def _text(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise _bad(where, f"must be a text or a list of blocks, got {shown(content)}")
     texts: list[str] = []
     for number, block in enumerate(content):
         kind = block.get("type") if isinstance(block, Mapping) else None

@@ -81,7 +81,7 @@ class ResponsesBody(Conversation):
         "truncation": "use truncate_prompt_tokens, or send less",
     }
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
-        {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "max_tool_calls"}
+        {"user", "service_tier", "safety_identifier", "prompt_cache_key", "max_tool_calls"}
     )
 
     input: str | list[dict[str, Any]]
@@ -94,6 +94,7 @@ class ResponsesBody(Conversation):
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
+    metadata: dict[str, str] | None = None
 
     def ignored_fields(self) -> list[str]:
         """Those of the body and what of `include` there is not here."""
@@ -201,6 +202,8 @@ def _add_items(items: Sequence[Item], found: list[dict[str, Any]]) -> None:
             message = {"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": output}
         elif kind == "reasoning":
             parts = item.get("content") or item.get("summary") or []
+            if not isinstance(parts, list):
+                raise _bad(f"{where}.content", f"must be a list of parts, got {shown(parts)}")
             thought += "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
             continue
         else:

@@ -60,7 +60,6 @@ def router(frontend: Frontend) -> APIRouter:
 
     @routes.get("/v1/responses/{response_id}")
     @routes.delete("/v1/responses/{response_id}")
-    @routes.post("/v1/responses/{response_id}/cancel")
     @routes.get("/v1/responses/{response_id}/input_items")
     async def stored(response_id: str) -> Response:
         raise RequestError(
@@ -107,7 +106,7 @@ def _head(body: ResponsesBody, model: str, temperature: float, top_p: float) -> 
         "model": model,
         "instructions": body.instructions,
         "max_output_tokens": body.max_tokens_field[1],
-        "metadata": (body.model_extra or {}).get("metadata") or {},
+        "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "reasoning": {"effort": body.effort, "summary": None},
