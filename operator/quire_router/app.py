@@ -41,6 +41,7 @@ ROUTED = (
     "/v1/embeddings",
     "/v1/responses",
     "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/rerank",
     "/v1/score",
     "/v1/classify",

@@ -108,6 +108,13 @@ async def test_calls_and_text(live: Live) -> None:
     says(live, CALL)
     cut, _ = await both(live, tools=[FUNCTION], max_output_tokens=len(ids_of(CALL)) - 20)
     assert (cut["status"], cut["output"][0]["status"]) == ("incomplete", "incomplete")
+    says(live, '<tool_call>{"name": "get_weather", "arguments": {"city": Paris}}')
+    broken, _ = await both(live, tools=[FUNCTION])
+    assert [(item["type"], item["status"]) for item in broken["output"]] == [
+        ("function_call", "incomplete"),
+        ("message", "completed"),
+    ]
+    assert (broken["output"][0]["arguments"], broken["output"][1]["content"][0]["text"]) == ('{"city": ', "Paris}}")
     for choice in ({"type": "function", "name": "get_weather"}, "required",
                    {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}):  # fmt: skip
         await ask(live, tools=[FUNCTION], tool_choice=choice)

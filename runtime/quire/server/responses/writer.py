@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -102,10 +103,13 @@ class ResponseWriter:
             return
         item["status"] = status
         if item["type"] == "function_call":
+            item["status"] = "completed" if _is_json(item["arguments"]) else "incomplete"
             yield self._of_item("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"])
         else:
             [content] = item["content"]
             if item["type"] == "message":
+                content["logprobs"] += self._logprobs
+                self._logprobs = []
                 yield self._inner("response.output_text.done", text=content["text"], logprobs=content["logprobs"])
             else:
                 yield self._inner("response.reasoning_text.done", text=content["text"])
@@ -138,6 +142,14 @@ class ResponseWriter:
 
     def _snapshot(self) -> JSON:
         return {**self.response, "output": list(self.response["output"])}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _message() -> JSON:
