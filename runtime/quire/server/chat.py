@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,11 +91,19 @@ def router(frontend: Frontend) -> APIRouter:
     return routes
 
 
+async def tools_of(body: Conversation) -> Tools:
+    """The functions that may be called; beside the event loop, for they may be large. Raises RequestError."""
+    if "tools" in body.model_fields_set:
+        return await asyncio.to_thread(body.checked_tools)
+    return body.checked_tools()
+
+
 async def conversation_prompt(frontend: Frontend, body: Conversation, tools: Tools) -> ChatPrompt:
     """A conversation as a prompt; raises RequestError."""
+    turns = body.messages if isinstance(body, ChatBody) else await asyncio.to_thread(body.turns)  # there may be many
     return await encode_chat(
         frontend,
-        body.turns(),
+        turns,
         add_generation_prompt=body.add_generation_prompt,
         tools=tools.offered,
         variables=body.template_variables,
@@ -104,7 +113,7 @@ async def conversation_prompt(frontend: Frontend, body: Conversation, tools: Too
 
 async def conversation_ask(frontend: Frontend, body: Conversation) -> Ask:
     """What the engine is asked for a conversation, and how its answers are read; raises RequestError."""
-    tools = body.checked_tools()
+    tools = await tools_of(body)
     prompt = await conversation_prompt(frontend, body, tools)
     reading = reading_of(frontend, tools, prompt.end)
     wanted, reading = constraint(frontend, tools, body.structured_output(), reading)

@@ -85,7 +85,7 @@ async def encode_chat(
     def run() -> ChatPrompt:
         plain = [_plain(message, i, tokenizer) for i, message in enumerate(messages)]
         if not truncated:
-            _check_size(frontend, tokenizer, sum(len(message["content"]) for message in plain), "messages")
+            _check_size(frontend, tokenizer, sum(map(_size, plain)), "messages")
         offered: Sequence[Mapping[str, Any]] | None = None
         if tools or any(message.get("tool_calls") or message["role"] == "tool" for message in plain):
             plain, offered = adapted(habits_of(tokenizer.chat), plain, tools)
@@ -184,6 +184,11 @@ async def _filtered(frontend: Frontend, message: ChatMessage, index: int) -> Cha
         for part in content
     ]
     return message.model_copy(update={"content": parts})
+
+
+def _size(message: Mapping[str, Any]) -> int:
+    """Characters that templates write."""
+    return len(message["content"]) + sum(len(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
 
 
 def _roughly(message: ChatMessage) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from quire.structured import StructuredOutput, structured_output
 from quire.text.tool_use import habits_of
 
 MAX_TOOLS = 512
+MAX_TOOLS_CHARS = 1 << 20
+"""All together, as JSON."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _CONFIG = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -121,6 +124,8 @@ def checked_tools(
             raise _bad("tools", f"must have different names, got {function.name!r} twice")
         schemas[function.name] = _schema(function, f"tools.{index}.{schema_field}")
     offered = [{"type": "function", "function": one.model_dump(exclude_unset=True)} for one in functions]
+    if (size := len(json.dumps(offered))) > MAX_TOOLS_CHARS:
+        raise _bad("tools", f"must be at most {MAX_TOOLS_CHARS} characters of JSON, got {size}")
     if mode == "none":
         return Tools()  # out of the prompt too: then the model cannot be tempted
     for name in names or ():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from quire.errors import RequestError
@@ -30,6 +31,7 @@ class Habits:
     history: Way
 
 
+@lru_cache(8)
 def habits_of(chat: ChatTemplate) -> Habits:
     """Look at a template. Costs a few renderings of four short messages."""
     tools = "probe_tool" in _rendered(chat, [_USER], [_PROBE_TOOL])

@@ -33,6 +33,10 @@ def tool(name: str, parameters: Any = None) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+def call(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def nested(depth: int) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": nested(depth - 2)}} if depth > 0 else {}
 
@@ -97,6 +101,7 @@ async def error_of(live: Live, path: str, body: Any) -> tuple[int, dict[str, Any
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name"),
         ({"tools": [tool("f"), tool("f")]}, "tools"),
         ({"tools": [tool(f"f{i}") for i in range(513)]}, "tools"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [call("f", "x" * 50_000)]}]}, "messages"),
         ({"tools": [tool("f", {"type": "string"})]}, "tools.0.function.parameters"),
         ({"tools": [tool("f"), tool("g", nested(130))]}, "tools.1.function.parameters"),
         ({"tools": [tool("f", [])]}, "tools.0.function.parameters"),

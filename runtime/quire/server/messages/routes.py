@@ -13,7 +13,7 @@ from quire.outputs.reader import Reading
 from quire.server.answers import JSON, follow
 from quire.server.ask import ignored_header, run
 from quire.server.bodies import documented, read_body
-from quire.server.chat import conversation_ask, conversation_prompt
+from quire.server.chat import conversation_ask, conversation_prompt, tools_of
 from quire.server.errors import anthropic_form
 from quire.server.frontend import Frontend
 from quire.server.jobs import Job
@@ -61,7 +61,7 @@ def router(frontend: Frontend) -> APIRouter:
         body = await read_body(request, CountBody)
         frontend.check_model(body.model)
         ignored = body.ignored_fields()
-        prompt = await conversation_prompt(frontend, body, body.checked_tools())
+        prompt = await conversation_prompt(frontend, body, await tools_of(body))
         return JSONResponse({"input_tokens": len(prompt.token_ids)}, headers=ignored_header(ignored))
 
     return routes
