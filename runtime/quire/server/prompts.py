@@ -193,7 +193,9 @@ def _size(message: Mapping[str, Any]) -> int:
 
 def _roughly(message: ChatMessage) -> int:
     """Characters of a message's content, or a lot where that is not seen at once."""
-    return len(message.content or "") if not isinstance(message.content, list) else IN_THREAD_CHARS
+    if message.tool_calls or isinstance(message.content, list):
+        return IN_THREAD_CHARS
+    return len(message.content or "")
 
 
 def _plain(message: ChatMessage, index: int, tokenizer: Tokenizer) -> dict[str, Any]:
