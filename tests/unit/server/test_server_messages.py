@@ -158,7 +158,7 @@ async def test_blocks_become_a_conversation(live: Live) -> None:
 
 
 async def test_thinking(tmp_path: Path) -> None:
-    engine = ScriptedEngine(lambda _: ids_of("Hm.\n</think>\n\nhello"))
+    engine = ScriptedEngine(lambda _: ids_of("Hm.\n</think>\n\nhello"), max_model_len=4096)
     async with live_server(tmp_path, engine, template=THINKING) as live:
         message = await both(live, thinking={"type": "enabled", "budget_tokens": 1024})
         thought, said = message["content"]

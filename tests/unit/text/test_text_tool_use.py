@@ -22,18 +22,21 @@ HISTORY: list[dict[str, Any]] = [
 ]
 OFFER = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
 SAY = "[{{ m.role }}]{{ m.content }}"
-CALLS = "{% for c in m.tool_calls or [] %}<{{ c.function.name }} %s>{% endfor %}"
+
+
+def calls(arguments: str) -> str:
+    return "{% for c in m.tool_calls or [] %}<{{ c.function.name }} " + arguments + ">{% endfor %}"
 
 
 def loop(body: str, offer: str = OFFER) -> str:
     return offer + "{% for m in messages %}" + body + "{% endfor %}"
 
 
-OBJECTS = loop(SAY + CALLS % "{{ c.function.arguments | tojson }}")
-TEXTS = loop(SAY + CALLS % "{{ 'x' + c.function.arguments }}")
+OBJECTS = loop(SAY + calls("{{ c.function.arguments | tojson }}"))
+TEXTS = loop(SAY + calls("{{ 'x' + c.function.arguments }}"))
 ALONE = loop(
     "{% if m.content is none %}[calls]"
-    + CALLS % "{{ c.function.arguments | tojson }}"
+    + calls("{{ c.function.arguments | tojson }}")
     + "{% else %}"
     + SAY
     + "{% endif %}"
