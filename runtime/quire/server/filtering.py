@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quire.errors import ConfigError, RequestError
 from quire.filters import Answer, Filter, Refused
@@ -21,6 +22,8 @@ _log = logging.getLogger(__name__)
 GROUP = "quire.filters"
 BUILT_IN = {"regex": "quire.filters.regex:RegexFilter", "llm-guard": "quire.filters.llm_guard:LlmGuardFilter"}
 
+IDENTIFIERS = frozenset({"role", "type", "id", "tool_call_id"})
+"""Fields that are no texts while they hold one word."""
 IN_LOOP_CHARS = 4000
 """A longer text is read in a thread by any filter."""
 
@@ -70,6 +73,20 @@ class Filters:
                 raise RequestError(f"{param} is refused: {exc}", param=param, code="content_filter") from None
         return text
 
+    async def within(self, value: Any, param: str) -> Any:
+        """The same with every text in it as the filters leave it. value: as JSON has it. Raises RequestError that names the place."""
+        match value:
+            case str():
+                return await self.prompt(value, param)
+            case list() | tuple():
+                return [await self.within(one, f"{param}.{place}") for place, one in enumerate(value)]
+            case dict():
+                return {
+                    name: one if _is_identifier(name, one) else await self.within(one, f"{param}.{name}")
+                    for name, one in value.items()
+                }
+        return value
+
     def answer(self, prompt: Callable[[], str]) -> FilteredAnswer | None:
         """For one answer; None where no filter reads it."""
         return FilteredAnswer(self._of_answers, prompt) if self._of_answers else None
@@ -92,6 +109,10 @@ class FilteredAnswer:
         for one, answer in zip(self._filters, self._answers, strict=True):
             text = await one.run(lambda answer=answer, text=text: answer.push(text, final=final), chars=len(text))  # type: ignore[misc]
         return text
+
+
+def _is_identifier(name: str, value: object) -> bool:
+    return name in IDENTIFIERS and isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value) is not None
 
 
 def load_filters(flags: Sequence[str]) -> Filters:

@@ -80,7 +80,11 @@ async def encode_chat(
     if len(messages) > limit:  # no template writes a message without a token
         raise _too_long(f"there are {len(messages)} messages", limit, "messages")
 
-    messages = [await _filtered(frontend, message, index) for index, message in enumerate(messages)]
+    if filters := frontend.filters:
+        told = await filters.within([message.model_dump() for message in messages], "messages")
+        messages = [ChatMessage.model_validate(message) for message in told]
+        tools = await filters.within(list(tools), "tools")
+        variables = await filters.within(dict(variables or {}), "chat_template_kwargs")
 
     def run() -> ChatPrompt:
         plain = [_plain(message, i, tokenizer) for i, message in enumerate(messages)]
@@ -170,20 +174,6 @@ async def _given_ids(frontend: Frontend, token_ids: list[int]) -> list[int]:
     text = frontend.tokenizer.decode(checked, skip_special_tokens=False)
     filtered = await frontend.filters.prompt(text, "prompt")
     return checked if filtered == text else frontend.tokenizer.encode(filtered, add_special_tokens=False)
-
-
-async def _filtered(frontend: Frontend, message: ChatMessage, index: int) -> ChatMessage:
-    """A message as the filters leave it."""
-    content, param = message.content, f"messages.{index}.content"
-    if not frontend.filters or content is None:
-        return message
-    if isinstance(content, str):
-        return message.model_copy(update={"content": await frontend.filters.prompt(content, param)})
-    parts = [
-        part if part.text is None else part.model_copy(update={"text": await frontend.filters.prompt(part.text, param)})
-        for part in content
-    ]
-    return message.model_copy(update={"content": parts})
 
 
 def _size(message: Mapping[str, Any]) -> int:

@@ -33,6 +33,30 @@ RULES = r"""
 """
 
 
+ASKED = {"role": "user", "content": "x"}
+PROPERTY = "tools.0.function.parameters.properties.id.title"
+
+
+def texts(*parts: str) -> Any:
+    return [{"type": "text", "text": part} for part in parts]
+
+
+def called(text: str) -> dict[str, Any]:
+    """A call of a tool in the history."""
+    function = {"name": "f", "arguments": json.dumps({"a": text})}
+    return {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+def answered(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "content": "x", "tool_call_id": call_id}
+
+
+def offered(description: str, **properties: Any) -> dict[str, Any]:
+    """A tool."""
+    schema = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": "f", "description": description, "parameters": schema}}
+
+
 def rules(folder: Path, text: str = RULES) -> str:
     (folder / "rules.yaml").write_text(text)
     return f"regex={folder / 'rules.yaml'}"
@@ -65,10 +89,13 @@ async def test_prompts_are_changed_or_refused(tmp_path: Path) -> None:
             (await live.complete(ids_of("Bluebird")), "prompt"),
             (await live.complete(["x", "bluebird"]), "prompt"),
             (await live.chat("bluebird", stream=True), "messages.0.content"),
-            (
-                await live.chat([{"type": "text", "text": "x"}, {"type": "text", "text": "bluebird"}]),
-                "messages.0.content",
-            ),  # type: ignore[arg-type]
+            (await live.chat(texts("x", "bluebird")), "messages.0.content.1.text"),
+            (await live.chat(chat_template_kwargs={"a": ["bluebird"]}), "chat_template_kwargs.a.0"),
+            (await live.chat(messages=[ASKED, called("bluebird")]), "messages.1.tool_calls.0.function.arguments"),
+            (await live.chat(messages=[{**ASKED, "name": "bluebird"}]), "messages.0.name"),
+            (await live.chat(messages=[ASKED, answered("a bluebird")]), "messages.1.tool_call_id"),
+            (await live.chat(tools=[offered("a bluebird")]), "tools.0.function.description"),
+            (await live.chat(tools=[offered("x", id={"title": "bluebird"})]), PROPERTY),
         ]:
             error = response.json()["error"]
             assert (response.status_code, error["code"], error["param"]) == (400, "content_filter", param)
