@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from quire.engine.results import NO_TOKEN
 from quire.engine.sampling import Sampler
 from quire.engine.sampling import draw as draw_module
+from quire.engine.sampling import restrict as restrict_module
 from quire.engine.sampling.draw import draw, likeliest
 from quire.engine.sampling.logprobs import token_logprobs
 from quire.engine.sampling.restrict import NUM_CANDIDATES, restrict
@@ -179,6 +180,19 @@ def test_what_a_row_keeps_is_the_same_alone_and_among_others(name: str, seed: in
         alone = row[None].clone()
         restrict(alone, [one])
         assert torch.equal(alone[0], kept), f"{name}={getattr(one, name)}"
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_entropy_of_a_row_is_the_same_bits_alone_and_among_others() -> None:
+    """Of what typical_p keeps it decides in its last bit, which few rows show."""
+    rows = torch.stack([wide_row(seed) for seed in range(7)])
+    information = rows.log_softmax(dim=-1).neg_()
+    weight = information.neg().exp_()
+    together = restrict_module._entropy(information, weight)
+    alone = [
+        restrict_module._entropy(one[None].clone(), w[None].clone()) for one, w in zip(information, weight, strict=True)
+    ]
+    assert torch.equal(together, torch.cat(alone))
 
 
 @pytest.mark.usefixtures("two_threads")

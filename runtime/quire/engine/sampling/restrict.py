@@ -48,11 +48,15 @@ def _typical_p(logits: Tensor, typical_p: Rows[float]) -> None:
         rows = logits.index_select(0, index)
         information = rows.log_softmax(dim=-1).neg_()
         weight = information.neg().exp_()
-        entropy = (information * weight).nan_to_num_(nan=0.0).cumsum_(dim=-1)[:, -1:]
-        order = (information - entropy).abs_().argsort(dim=-1, stable=True)
+        order = (information - _entropy(information, weight)).abs_().argsort(dim=-1, stable=True)
         sorted_weight = weight.gather(1, order)
         drop = sorted_weight.cumsum(dim=-1).sub_(sorted_weight) >= mass
         logits[index] = rows.masked_fill_(torch.empty_like(drop).scatter_(1, order, drop), float("-inf"))
+
+
+def _entropy(information: Tensor, weight: Tensor) -> Tensor:
+    """Of rows [R, V], as [R, 1]."""
+    return (information * weight).nan_to_num_(nan=0.0).cumsum_(dim=-1)[:, -1:]
 
 
 def _top(logits: Tensor, params: Rows[SamplingParams]) -> None:
