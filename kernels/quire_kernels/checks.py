@@ -111,11 +111,16 @@ def dequantize_gguf(raw: Tensor, block_elements: int, block_bytes: int, out: Ten
     _check_float("out", out)
 
 
-def pack_weight(weight: Tensor) -> None:
-    shape = _ranks(weight, "weight", 2)
-    _check_float("weight", weight)
-    if min(shape) < 1:
-        _refuse(f"weight must have at least one row and one column, got shape {list(shape)}")
+def pack_weights(weights: list[Tensor], importance: Tensor | None) -> None:
+    for weight in weights:
+        shape = _ranks(weight, "weight", 2)
+        _check_float("weight", weight)
+        if min(shape) < 1:
+            _refuse(f"weight must have at least one row and one column, got shape {list(shape)}")
+    if not weights:
+        _refuse("parts must hold at least one weight, got none")
+    if importance is not None:
+        _check("importance", importance, (weights[0].shape[1],), torch.float32, weights[0])
 
 
 def pack_gguf(raw: Tensor, num_bytes: int) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "num_threads",
     "pack_gguf",
     "pack_weight",
+    "pack_weights",
     "packed_bytes",
     "packed_linear",
     "paged_attention",
@@ -216,14 +217,27 @@ def pack_weight(weight: Tensor, format: str) -> PackedWeight:
     format  f32, f16, bf16   the numbers, rounded to nearest
             q8               8 bits: blocks of 32 along K share a float16 scale of max|weight| / 127
             q4               4 bits: blocks of 32 along K share a float16 scale and minimum, those of the least squared
-                             error among eight that are tried
+                             error among sixteen that are tried
     returns the weight in the layout of the implementation that serves its device; it keeps nothing of the tensor
 
     Numbers that are not finite, or above 32768, have no quants: ArgumentError.
     """
-    if format not in PACKED_FORMATS:
-        raise ArgumentError(f"format must be f32, f16, bf16, q8 or q4, got {format!r}")
-    return _kernels(weight).pack_weight(weight, format)
+    return pack_weights([(weight, format)])
+
+
+def pack_weights(parts: Sequence[tuple[Tensor, str]], importance: Tensor | None = None) -> PackedWeight:
+    """Lay weights that read the same input out for one `packed_linear`, whose output columns follow each other.
+
+    parts       weight [N, K] and format of each, as in `pack_weight`
+    importance  [K] float32, finite and none negative: weighs the squared error of each input where the grid of a q4 block is
+                chosen, as the mean square of what the product reads there; None: all alike
+    """
+    for _, format in parts:
+        if format not in PACKED_FORMATS:
+            raise ArgumentError(f"format must be f32, f16, bf16, q8 or q4, got {format!r}")
+    if not parts:
+        raise ArgumentError("parts must hold at least one weight, got none")
+    return _kernels(parts[0][0]).pack_weights(list(parts), importance)
 
 
 def pack_gguf(parts: Sequence[tuple[Tensor, int, int]], cols: int) -> PackedWeight:

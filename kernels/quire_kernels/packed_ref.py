@@ -59,12 +59,21 @@ class PackedWeight:
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-def pack_weight(weight: Tensor, format: str) -> PackedWeight:
+def pack_weights(parts: Sequence[tuple[Tensor, str]], importance: Tensor | None) -> PackedWeight:
     """Round, or quantise in blocks of 32 along K."""
-    checks.pack_weight(weight)
-    rows, cols = weight.shape
+    checks.pack_weights([weight for weight, _ in parts], importance)
+    cols = parts[0][0].shape[1]
+    for weight, _ in parts:
+        if weight.shape[1] != cols:
+            raise ArgumentError(f"all parts of a packed weight must have {cols} columns, got {weight.shape[1]}")
+    packed = tuple(Part(format, len(weight), _packed(weight, format, importance)) for weight, format in parts)
+    _check_inputs(packed)
+    return PackedWeight(packed, (sum(part.rows for part in packed), cols))
+
+
+def _packed(weight: Tensor, format: str, importance: Tensor | None) -> Tensor | Quants:
     if format in _DTYPES:
-        return PackedWeight((Part(format, rows, weight.to(_DTYPES[format])),), (rows, cols))
+        return weight.to(_DTYPES[format])
     bad = ~(weight.float().abs() <= LARGEST).all(dim=-1)
     if bool(bad.any()):
         raise ArgumentError(
@@ -72,8 +81,10 @@ def pack_weight(weight: Tensor, format: str) -> PackedWeight:
             "pack it as f32 or bf16"
         )
     blocks = _blocks(weight.float())
-    quants = _quantize_q8(blocks) if format == "q8" else _quantize_q4(blocks)
-    return PackedWeight((Part(format, rows, quants),), (rows, cols))
+    if format == "q8":
+        return _quantize_q8(blocks)
+    weights = weight.new_ones(weight.shape[1]) if importance is None else importance
+    return _quantize_q4(blocks, _blocks(weights.float()[None]).expand_as(blocks))
 
 
 def pack_gguf(parts: Sequence[tuple[Tensor, int, int, int]], cols: int) -> PackedWeight:
@@ -89,11 +100,7 @@ def pack_gguf(parts: Sequence[tuple[Tensor, int, int, int]], cols: int) -> Packe
         quants = cut(kind, raw.reshape(-1, GGML_BLOCKS[kind][1]))
         minimum = None if quants.minimum is None else _half(quants.minimum)
         packed.append(Part(f"q{quants.bits}", rows, replace(quants, scale=_half(quants.scale), minimum=minimum)))
-    if len({_input_kind(part) for part in packed}) > 1:
-        raise ArgumentError(
-            "parts that read their input in different forms (bf16, other floats, quants) cannot share a packed weight; "
-            "pack them apart"
-        )
+    _check_inputs(packed)
     return PackedWeight(tuple(packed), (sum(part.rows for part in packed), cols))
 
 
@@ -133,6 +140,14 @@ def _known(packed: object) -> PackedWeight:
     return packed
 
 
+def _check_inputs(parts: Sequence[Part]) -> None:
+    if len({_input_kind(part) for part in parts}) > 1:
+        raise ArgumentError(
+            "parts that read their input in different forms (bf16, other floats, quants) cannot share a packed weight; "
+            "pack them apart"
+        )
+
+
 def _input_kind(part: Part) -> str:
     return "quants" if isinstance(part.values, Quants) else "bf16" if part.format == "bf16" else "plain"
 
@@ -158,26 +173,31 @@ def _quantize_q8(blocks: Tensor) -> Quants:
     return Quants(values.to(torch.uint8).flatten(0, 1), scale.flatten(0, 1), None, 128, 8)
 
 
-def _quantize_q4(blocks: Tensor) -> Quants:
-    """Of eight pairs of scale and minimum the one with the least squared error (`quantize_q4` in csrc/packed/blocks.h)."""
-    blocks = blocks.flatten(0, 1)
+def _quantize_q4(blocks: Tensor, importance: Tensor) -> Quants:
+    """Of sixteen pairs of scale and minimum the one with the least weighted squared error (`quantize_q4` in csrc/packed/blocks.h)."""
+    blocks, h = blocks.flatten(0, 1), importance.flatten(0, 1).double()
     low, high = blocks.amin(dim=-1, keepdim=True), blocks.amax(dim=-1, keepdim=True)
     tries: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
+    def total(x: Tensor) -> Tensor:
+        return x.sum(dim=-1, keepdim=True)
+
     def attempt(scale: Tensor, minimum: Tensor) -> Tensor:
         scale, minimum = _half(scale), _half(minimum)
-        values = torch.floor(_steps(blocks - minimum, scale).clamp(0, 15) + 0.5)
-        error = (scale * values + minimum - blocks).square().sum(dim=-1, keepdim=True)
+        values = torch.round(_steps(blocks - minimum, scale).clamp(0, 15))
+        error = total(h * (scale * values + minimum - blocks).square()).nan_to_num(math.inf)
         tries.append((error, values, scale, minimum))
         return values
 
-    for steps in (15.0, 14.0, 15.5, 16.5):
+    for steps in (15.0, 12.5, 13.5, 14.0, 14.5, 15.5, 16.5, 17.5):
         values = attempt((high - low) / steps, low + (high - low) * 0.5 * (1.0 - 15.0 / steps)).double()
-        q, qq = values.sum(dim=-1, keepdim=True), values.square().sum(dim=-1, keepdim=True)
-        xs, qx = blocks.double().sum(dim=-1, keepdim=True), (blocks * values).sum(dim=-1, keepdim=True)
-        spread = BLOCK * qq - q * q
-        scale = torch.where(spread > 0, (BLOCK * qx - q * xs) / spread, 0.0)
-        attempt(scale.float(), ((xs - scale * q) / BLOCK).float())
+        hq, hqq = total(h * values), total(h * values.square())
+        hx, hqx = total(h * (blocks - low)), total(h * (blocks - low) * values)
+        spread = total(h) * hqq - hq * hq
+        fits = spread > 1e-6 * total(h) * hqq
+        scale = torch.where(fits, (total(h) * hqx - hq * hx) / spread, 0.0)
+        minimum = torch.where(fits, (hx - scale * hq) / total(h), 0.0)
+        attempt(scale.float(), low + minimum.float())
     best = torch.cat([each[0] for each in tries], dim=-1).argmin(dim=-1)
     chosen = [torch.stack([each[i] for each in tries])[best, torch.arange(len(best))] for i in (1, 2, 3)]
     return Quants(chosen[0].to(torch.uint8), chosen[1], chosen[2], 0, 4)

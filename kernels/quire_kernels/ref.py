@@ -13,7 +13,7 @@ from torch import Tensor
 from quire_kernels import checks
 from quire_kernels.errors import ArgumentError
 from quire_kernels.formats import GgmlType
-from quire_kernels.packed_ref import pack_gguf, pack_weight, packed_linear, unpack_weight
+from quire_kernels.packed_ref import pack_gguf, pack_weights, packed_linear, unpack_weight
 from quire_kernels.quants_ref import FLOATS, cut
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "head_rms_norm",
     "num_threads",
     "pack_gguf",
-    "pack_weight",
+    "pack_weights",
     "packed_linear",
     "paged_attention",
     "rms_norm",

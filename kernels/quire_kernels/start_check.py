@@ -62,7 +62,7 @@ def differing(isa: str) -> str:
     numbers = noise[: _OUTPUTS * _INPUTS].float().sub_(127.5).div_(64).view(_OUTPUTS, _INPUTS)
     try:
         for kind in KINDS:
-            weight = _quants(kind, noise) if isinstance(kind, GgmlType) else _cpu.pack_weight(numbers, kind)
+            weight = _quants(kind, noise) if isinstance(kind, GgmlType) else _cpu.pack_weights([(numbers, kind)], None)
             for rows in _ROWS:
                 x = numbers[-rows:]
                 expected, result = (_product(name, x, weight) for name in ("portable", isa))

@@ -39,14 +39,24 @@ std::string format_name(const PackedWeight& weight) {
   return names;
 }
 
-std::unique_ptr<PackedWeight> call_pack_weight(nb::handle weight, const std::string& format) {
-  const Tensor from = borrow(weight, 2, "weight");
-  check_float({"weight", from, 2});
-  if (from.shape[0] < 1 || from.shape[1] < 1)
-    refuse("weight must have at least one row and one column, got shape " + list_of(from.shape, 2));
-  const Format to = format_of(format);
+std::unique_ptr<PackedWeight> call_pack_weights(nb::list parts, nb::handle importance) {
+  std::vector<FloatPart> list;
+  for (const nb::handle part : parts) {
+    const auto [weight, format] = nb::cast<std::tuple<nb::object, std::string>>(part);
+    const Tensor from = borrow(weight, 2, "weight");
+    check_float({"weight", from, 2});
+    if (from.shape[0] < 1 || from.shape[1] < 1)
+      refuse("weight must have at least one row and one column, got shape " + list_of(from.shape, 2));
+    list.push_back({from, format_of(format)});
+  }
+  if (list.empty()) refuse("parts must hold at least one weight, got none");
+  Tensor weights;
+  if (!importance.is_none()) {
+    weights = borrow(importance, 1, "importance");
+    check({"importance", weights, 1}, {list.front().weight.shape[1]}, DType::f32);
+  }
   const nb::gil_scoped_release release;
-  return pack(from, to);
+  return pack(list, weights.as<const float>());
 }
 
 // What a part is made of was checked by quire_kernels.ops; that its blocks are all there is checked here.
@@ -104,7 +114,7 @@ void bind_packed(nb::module_& m) {
       .def_prop_ro("format", &format_name)
       .def_prop_ro("shape", [](const PackedWeight& w) { return nb::make_tuple(w.rows(), w.cols()); })
       .def_prop_ro("nbytes", &PackedWeight::num_bytes);
-  m.def("pack_weight", &call_pack_weight);
+  m.def("pack_weights", &call_pack_weights, nb::arg("parts"), nb::arg("importance").none());
   m.def("pack_gguf", &call_pack_gguf);
   m.def("packed_linear", &call_packed_linear, nb::arg("x"), nb::arg("packed"), nb::arg("bias").none(), nb::arg("out"));
   m.def("unpack_weight", &call_unpack_weight);

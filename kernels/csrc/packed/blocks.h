@@ -132,45 +132,57 @@ inline void quantize_q8(const float* x, QuantBlock& to) {
   for (int i = 0; i < kQuantBlock; ++i) to.quant[i] = uint8_t(1 + nearest(x[i] * factor + 127.0f, 254));
 }
 
-// Scale and minimum with the least squared error among the few that are tried: the range is spread over a little more and
-// a little less than 15 steps, each time with the line fitted to the quants that this gives.
-inline void quantize_q4(const float* x, QuantBlock& to) {
-  float low = x[0], high = x[0], best = -1;
-  for (int i = 1; i < kQuantBlock; ++i) {
-    low = std::min(low, x[i]);
-    high = std::max(high, x[i]);
+// Scale and minimum with the least squared error, each input's weighted with its importance (32 numbers, none negative),
+// among the few that are tried: the range is spread over a few more and a few less than 15 steps, each time with the line
+// fitted to the quants that this gives.
+inline void quantize_q4(const float* x, const float* importance, QuantBlock& to) {
+  constexpr int n = kQuantBlock / W;
+  const float low = *std::min_element(x, x + kQuantBlock), high = *std::max_element(x, x + kQuantBlock);
+  F values[n], weights[n], quants[n], all = {}, products = {};  // values above the lowest: nothing cancels in sums of them
+  for (int i = 0; i < n; ++i) {
+    values[i] = load(x + i * W) - splat(low);
+    weights[i] = load(importance + i * W);
+    all = all + weights[i];
+    products = products + weights[i] * values[i];
   }
-  const auto attempt = [&](float scale, float minimum) {
-    QuantBlock block;
-    block.scale[0] = rounded_half(scale);
-    block.minimum = rounded_half(minimum);
-    const float factor = block.scale[0] > 0 ? 1.0f / block.scale[0] : 0.0f;
-    float error = 0;
-    for (int i = 0; i < kQuantBlock; ++i) {
-      block.quant[i] = uint8_t(nearest((x[i] - block.minimum) * factor, 15));
-      const float miss = block.scale[0] * float(block.quant[i]) + block.minimum - x[i];
-      error += miss * miss;
-    }
-    if (best < 0 || error < best) {
-      best = error;
-      to = block;
-    }
-    return block;
+  const double h = sum(all), hx = sum(products);
+  float best = -1;
+  const auto round = [&](float scale, float minimum) {
+    const F factor = splat(scale > 0 ? 1.0f / scale : 0.0f), offset = splat(minimum - low), magic = splat(12582912.0f);
+    for (int i = 0; i < n; ++i)  // adding 1.5 * 2^23 rounds to an integer
+      quants[i] = min(max((values[i] - offset) * factor, F{}), splat(15.0f)) + magic - magic;
   };
-  for (const float steps : {15.0f, 14.0f, 15.5f, 16.5f}) {
-    QuantBlock block = attempt((high - low) / steps, low + (high - low) * 0.5f * (1.0f - 15.0f / steps));
-    double q = 0, qq = 0, xs = 0, qx = 0;
-    for (int i = 0; i < kQuantBlock; ++i) {
-      q += block.quant[i];
-      qq += block.quant[i] * block.quant[i];
-      xs += x[i];
-      qx += double(x[i]) * block.quant[i];
+  const auto attempt = [&](float scale, float minimum) {
+    scale = rounded_half(scale);
+    minimum = rounded_half(minimum);
+    round(scale, minimum);
+    F errors = {};
+    for (int i = 0; i < n; ++i) {
+      const F miss = splat(scale) * quants[i] + splat(minimum - low) - values[i];
+      errors = errors + weights[i] * miss * miss;
     }
-    const double spread = kQuantBlock * qq - q * q;
-    if (spread <= 0) continue;
-    const double scale = (kQuantBlock * qx - q * xs) / spread;
-    attempt(float(scale), float((xs - scale * q) / kQuantBlock));
+    const float error = sum(errors);
+    if (best >= 0 && !(error < best)) return;  // nor where a fit has left float16
+    best = error;
+    to.scale[0] = scale;
+    to.minimum = minimum;
+  };
+  for (const float steps : {15.0f, 12.5f, 13.5f, 14.0f, 14.5f, 15.5f, 16.5f, 17.5f}) {
+    attempt((high - low) / steps, low + (high - low) * 0.5f * (1.0f - 15.0f / steps));
+    F q = {}, qq = {}, qx = {};
+    for (int i = 0; i < n; ++i) {
+      const F weighted = weights[i] * quants[i];
+      q = q + weighted;
+      qq = qq + weighted * quants[i];
+      qx = qx + weighted * values[i];
+    }
+    const double hq = sum(q), hqq = sum(qq), hqx = sum(qx), spread = h * hqq - hq * hq;
+    if (spread <= 1e-6 * h * hqq) continue;
+    const double scale = (h * hqx - hq * hx) / spread;
+    attempt(float(scale), low + float((hx - scale * hq) / h));
   }
+  round(to.scale[0], to.minimum);
+  for (int i = 0; i < kQuantBlock; ++i) to.quant[i] = uint8_t(quants[i / W][i % W]);
 }
 
 }  // namespace quire::packing

@@ -58,7 +58,7 @@ void place_floats(const PackedMatrix& m, int64_t lane, uint8_t* panel, Get get) 
 
 // False where a number is not finite, or too large for a scale in float16.
 template <class Get>
-bool quantize_floats(const PackedMatrix& m, int64_t lane, uint8_t* panel, Get get) {
+bool quantize_floats(const PackedMatrix& m, const float* importance, int64_t lane, uint8_t* panel, Get get) {
   for (int64_t first = 0; first < m.cols; first += kQuantBlock, panel += m.block_bytes()) {
     float x[kQuantBlock] = {};
     const int64_t count = std::min<int64_t>(kQuantBlock, m.cols - first);
@@ -67,20 +67,21 @@ bool quantize_floats(const PackedMatrix& m, int64_t lane, uint8_t* panel, Get ge
       if (!(std::fabs(x[i]) <= 32768.0f)) return false;
     }
     QuantBlock block{};
-    m.format == Format::q8 ? packing::quantize_q8(x, block) : packing::quantize_q4(x, block);
+    m.format == Format::q8 ? packing::quantize_q8(x, block) : packing::quantize_q4(x, importance + first, block);
     place(m, panel, lane, block);
   }
   return true;
 }
 
-void fill(const PackedMatrix& m, const Tensor& weight) {
+// importance: of each input, padded with zeros to whole blocks.
+void fill(const PackedMatrix& m, const Tensor& weight, const float* importance) {
   std::atomic<int64_t> bad{-1};
   for_rows(m, [&](int64_t row, int64_t lane, uint8_t* panel) {
     packing::with_type(weight.type, [&](auto* type) {
       const auto* from = reinterpret_cast<const decltype(type)>(weight.at(row));
       const auto get = [&](int64_t k) { return packing::widen(from[k]); };
       if (m.input() != InputKind::int8) return place_floats(m, lane, panel, get);
-      if (quantize_floats(m, lane, panel, get)) return;
+      if (quantize_floats(m, importance, lane, panel, get)) return;
       int64_t first = bad;
       while ((first < 0 || row < first) && !bad.compare_exchange_weak(first, row)) {
       }
@@ -126,15 +127,22 @@ PackedMatrix like_part(const GgufPart& part, int64_t cols) {
 
 }  // namespace
 
-std::unique_ptr<PackedWeight> pack(const Tensor& weight, Format format) {
-  PackedMatrix like;
-  if (format == Format::q8) like = packing::quants(format, false, false, 128, 255);
-  if (format == Format::q4) like = packing::quants(format, true, false, 0, 15);
-  like.format = format;
-  like.rows = weight.shape[0];
-  like.cols = weight.shape[1];
-  auto packed = std::make_unique<PackedWeight>(std::vector{like});
-  fill(packed->parts().front(), weight);
+std::unique_ptr<PackedWeight> pack(const std::vector<FloatPart>& parts, const float* importance) {
+  const int64_t cols = parts.front().weight.shape[1];
+  std::vector<PackedMatrix> likes;
+  for (const FloatPart& part : parts) {
+    PackedMatrix like;
+    if (part.format == Format::q8) like = packing::quants(part.format, false, false, 128, 255);
+    if (part.format == Format::q4) like = packing::quants(part.format, true, false, 0, 15);
+    like.format = part.format;
+    like.rows = part.weight.shape[0];
+    like.cols = part.weight.shape[1];
+    likes.push_back(like);
+  }
+  std::vector<float> weights(size_t(blocks_of(cols) * kQuantBlock));
+  for (int64_t i = 0; i < cols; ++i) weights[size_t(i)] = importance == nullptr ? 1.0f : importance[i];
+  auto packed = std::make_unique<PackedWeight>(std::move(likes));
+  for (size_t i = 0; i < parts.size(); ++i) fill(packed->parts()[i], parts[i].weight, weights.data());
   return packed;
 }
 
@@ -148,7 +156,7 @@ std::unique_ptr<PackedWeight> pack_gguf(const std::vector<GgufPart>& parts, int6
       fill(matrix, *type, parts[i].raw);
     } else {
       const DType types[] = {DType::f32, DType::f16, DType::bf16};
-      fill(matrix, matrix_of(parts[i].raw, types[int(matrix.format)], matrix.rows, cols));
+      fill(matrix, matrix_of(parts[i].raw, types[int(matrix.format)], matrix.rows, cols), nullptr);
     }
   }
   return packed;

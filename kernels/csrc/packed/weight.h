@@ -30,9 +30,15 @@ class PackedWeight {
   int64_t rows_ = 0, cols_ = 0, num_panels_ = 0, num_bytes_ = 0;
 };
 
-// Lay out a matrix [N, K] of floats, rounding or quantising it to the format. Throws ArgumentError where a number cannot be
-// quantised.
-std::unique_ptr<PackedWeight> pack(const Tensor& weight, Format format);
+// A matrix [N, K] of floats, and what it is rounded or quantised to.
+struct FloatPart {
+  Tensor weight;
+  Format format;
+};
+
+// Lay out matrices that read the same input. importance: K numbers that weigh the squared errors of the inputs where a grid is
+// chosen, or null: all alike. Throws ArgumentError where a number cannot be quantised.
+std::unique_ptr<PackedWeight> pack(const std::vector<FloatPart>& parts, const float* importance);
 
 // Rows of a GGUF tensor: its blocks as they lie in the file, and its type's number there.
 struct GgufPart {

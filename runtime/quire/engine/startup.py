@@ -36,10 +36,10 @@ from quire.engine.scheduler import Scheduler
 from quire.errors import ConfigError, ModelError
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.swap import SwapSpace
-from quire.models import loader
+from quire.models import calibration, loader
 from quire.models.executor import Executor, allocate_kv_pool
 from quire.models.precision import Precision
-from quire.models.source import resolve
+from quire.models.source import ModelFiles, resolve, resolve_tokenizer
 from quire.request import AddRequest, EngineReady, SamplingParams
 from quire_kernels import ops
 
@@ -72,8 +72,9 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         threads = config.cpu_threads or host.cpu_threads()
         torch.set_num_threads(threads)
         ops.set_num_threads(threads)
+        files = resolve(config.model, revision=config.revision, with_code=config.trust_remote_code)
         model = loader.inspect(
-            resolve(config.model, revision=config.revision, with_code=config.trust_remote_code),
+            files,
             implementation=config.model_impl,
             trust_remote_code=config.trust_remote_code,
         )
@@ -92,7 +93,8 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         if memory.max_model_len < need.wanted_len:
             _announce_length(memory.max_model_len, need.wanted_len, for_full_length(need, *budgets))
     with stages.stage("weights"):
-        executor = builder.load(precision, memory.max_model_len)
+        tokens = _calibration(config, files) if precision.quantization == "int4" else []
+        executor = builder.load(precision, memory.max_model_len, tokens)
         host.trim()
         _log.info("weights are %s", _weights(precision, quantization))
     with stages.stage("kv_pool"):
@@ -168,6 +170,18 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         startup_s=stages.total(),
     )
     return core, ready
+
+
+def _calibration(config: EngineConfig, files: ModelFiles) -> list[int]:
+    """Tokens of the text that tells what matters where weights get 4 bits; none where there is no tokenizer."""
+    from quire.text import load_tokenizer  # takes a tenth of a second to import, which no other start needs
+
+    try:
+        tokenizer = load_tokenizer(resolve_tokenizer(config, files).path)
+    except ModelError as exc:
+        _log.warning("int4 is made as if all inputs mattered alike, which costs quality: %s", exc)
+        return []
+    return tokenizer.encode(calibration.text(), add_special_tokens=True)
 
 
 def _device(config: EngineConfig) -> torch.device:

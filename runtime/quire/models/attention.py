@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire.models import linear
 from quire.models.description import DecoderDescription
 from quire.models.executor import Batch
-from quire.models.linear import pack
+from quire.models.linear import Pack
 from quire.models.rope import Tables
 from quire_kernels import ops
 
@@ -22,7 +23,12 @@ class Attention:
     """
 
     def __init__(
-        self, description: DecoderDescription, layer: int, weights: dict[str, Tensor], tables: Tables | None
+        self,
+        description: DecoderDescription,
+        layer: int,
+        weights: dict[str, Tensor],
+        tables: Tables | None,
+        pack: Pack = linear.pack,
     ) -> None:
         """weights: the layer's, fused (see `decoder.STACKED`); what is packed is taken out. tables: None for no rotation."""
         d = description

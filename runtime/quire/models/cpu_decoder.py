@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from quire.errors import ModelError
+from quire.models import calibration as calibrating
+from quire.models.calibration import Calibration
 from quire.models.checkpoint import Checkpoint, GGUFCheckpoint, fill
 from quire.models.decoder import STACKED
 from quire.models.description import DecoderDescription, Rope
@@ -26,6 +28,8 @@ from quire_kernels.ops import GgmlType, PackedWeight
 FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _CPU = torch.device("cpu")
 _HUGE_PAGE = 2 << 20
+WIDE = ("embed", "head", "v", "down")
+"""What `int4` gives 8 bits (docs/adr/010-four-bits.md)."""
 
 
 def unsupported(description: DecoderDescription) -> str:
@@ -57,6 +61,8 @@ class PlanBuilder:
             weights += size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE
             peak = max(peak, weights + reader.reading_bytes(*matrix))
             records = max(records, (slots if ".experts." in matrix[0] else 1) * reader.record_bytes(*matrix))
+        if _is_calibrated(d, precision):
+            peak = max(peak, weights + calibrating.reading_bytes(d, self._checkpoint))
         inner = slots * d.intermediate_size
         wide = max(d.q_size + 2 * d.kv_size, 2 * inner, d.num_experts)
         rows = 3 * d.hidden_size + wide + max(d.q_size, inner)
@@ -64,8 +70,8 @@ class PlanBuilder:
         beside = kernels.step_bytes(d.num_heads, d.num_kv_heads, d.head_size, d.num_experts, d.max_model_len)
         return Footprint(weights, 4 * (rows + routing) + records, 4, max(peak - weights, 0), beside)
 
-    def load(self, precision: Precision, num_positions: int) -> CPUDecoder:
-        return CPUDecoder(self._description, self._checkpoint, precision, num_positions)
+    def load(self, precision: Precision, num_positions: int, calibration: Sequence[int] = ()) -> CPUDecoder:
+        return CPUDecoder(self._description, self._checkpoint, precision, num_positions, calibration)
 
 
 class CPUDecoder:
@@ -78,13 +84,21 @@ class CPUDecoder:
     small_chunk = 64  # the packed products take the same time a row from some 16 rows on
 
     def __init__(
-        self, description: DecoderDescription, checkpoint: Checkpoint, precision: Precision, num_positions: int
+        self,
+        description: DecoderDescription,
+        checkpoint: Checkpoint,
+        precision: Precision,
+        num_positions: int,
+        calibration: Sequence[int] = (),
     ) -> None:
-        """Reads the weights. num_positions: length of the longest sequence."""
+        """See `loader.Builder.load`."""
         d = description
         reader = _Reader(checkpoint, precision, d)
         tables: dict[Rope, Tables] = {rope: make_tables(rope, num_positions, _CPU) for rope in d.ropes()}
         embed = reader.matrix("embed")
+        watched = None
+        if calibration and _is_calibrated(d, precision):
+            watched = Calibration(d, checkpoint, tables, calibration[:num_positions])
         self._plan = kernels.DecoderPlan(
             kernels.Model(
                 hidden_size=d.hidden_size,
@@ -103,7 +117,7 @@ class CPUDecoder:
                 activation=d.activation,
                 experts_per_token=d.experts_per_token if d.num_experts else 0,
                 normalise_experts=d.normalise_experts,
-                layers=[_layer(d, layer, reader, tables) for layer in range(d.num_layers)],
+                layers=[_layer(d, layer, reader, tables, watched) for layer in range(d.num_layers)],
                 embed=embed,
                 head=embed if d.tie_embeddings else reader.matrix("head"),
                 norm=reader.vector("norm"),
@@ -140,8 +154,8 @@ class _Reader:
             checkpoint if isinstance(checkpoint, GGUFCheckpoint) and precision.quantization == "stored" else None
         )
 
-    def matrix(self, *parameters: str) -> PackedWeight:
-        """Matrices that read the same input, as one."""
+    def matrix(self, *parameters: str, importance: Tensor | None = None) -> PackedWeight:
+        """Matrices that read the same input, as one. importance: see `ops.pack_weights`."""
         types = self._types(parameters)
         if self._stored is not None and types:
             rows = [self._stored.blocks(parameter) for parameter in parameters]
@@ -149,10 +163,10 @@ class _Reader:
             return ops.pack_gguf(
                 [(part.flatten(), kind, part.shape[0]) for part, kind in zip(rows, types, strict=True)], cols
             )
-        target = self._format(parameters)
-        if target not in FORMATS.values():
-            return self._quantised(parameters, target)
-        return ops.pack_weight(self._read(parameters, self._precision.rounded_to), target)
+        formats = self._formats(parameters)
+        if formats[0] not in FORMATS.values():
+            return self._quantised(parameters, formats, importance)
+        return ops.pack_weight(self._read(parameters, self._precision.rounded_to), formats[0])
 
     def floats(self, parameter: str) -> PackedWeight:
         """A matrix in float32, whatever the others are: a router, whose answers decide."""
@@ -164,13 +178,15 @@ class _Reader:
             return sum(
                 ops.packed_bytes(kind, *self._shapes[name]) for kind, name in zip(types, parameters, strict=True)
             )
-        rows, cols = self._stacked(parameters)
-        return ops.packed_bytes(self._format(parameters), rows, cols)
+        formats = self._formats(parameters)
+        if len(set(formats)) == 1:
+            return ops.packed_bytes(formats[0], *self._stacked(parameters))
+        return sum(ops.packed_bytes(kind, *self._shapes[name]) for kind, name in zip(formats, parameters, strict=True))
 
     def record_bytes(self, *parameters: str) -> int:
         """Of each row that is multiplied with such a matrix, beside the row."""
         types = self._types(parameters)
-        return kernels.record_bytes(types[0] if types else self._format(parameters), self._stacked(parameters)[1])
+        return kernels.record_bytes(types[0] if types else self._formats(parameters)[0], self._stacked(parameters)[1])
 
     def reading_bytes(self, *parameters: str) -> int:
         """Memory that is held beside such a matrix while it is packed."""
@@ -185,23 +201,30 @@ class _Reader:
         """Norm weights and biases, [n] float32, rounded to the model's type as in the torch modules."""
         return self._read(parameters, self._precision.rounded_to).float()
 
-    def _format(self, parameters: Sequence[str]) -> str:
-        """Of a matrix that is not computed as it is stored."""
+    def _formats(self, parameters: Sequence[str]) -> list[str]:
+        """Of matrices that are not computed as they are stored."""
         quantization = self._precision.quantization
-        if quantization == "int8" or (quantization == "int4" and parameters[0] in ("embed", "head")):
-            return "q8"
-        return "q4" if quantization == "int4" else FORMATS[self._precision.rounded_to]
+        if quantization == "int8":
+            return ["q8"] * len(parameters)
+        if quantization == "int4":
+            return ["q8" if name.rpartition(".")[2] in WIDE else "q4" for name in parameters]
+        return [FORMATS[self._precision.rounded_to]] * len(parameters)
 
-    def _quantised(self, parameters: Sequence[str], target: str) -> PackedWeight:
+    def _quantised(self, parameters: Sequence[str], formats: list[str], importance: Tensor | None) -> PackedWeight:
         """Quantised from the numbers of the file, not from what the model's type makes of them."""
+        values = self._read(parameters, self._dtype_read(parameters))
+        parts = [(values, formats[0])]
+        if len(set(formats)) > 1:
+            rows = torch.split(values, [self._shapes[name][0] for name in parameters])
+            parts = list(zip(rows, formats, strict=True))
         try:
-            return ops.pack_weight(self._read(parameters, self._dtype_read(parameters)), target)
+            return ops.pack_weights(parts, importance)
         except ops.ArgumentError as exc:
             raise ModelError(f"{parameters[0]} cannot be quantised: {exc}; leave out --quantization") from exc
 
     def _dtype_read(self, parameters: Sequence[str]) -> torch.dtype:
         """In which type a matrix is read that is packed from plain numbers."""
-        if self._format(parameters) in FORMATS.values():
+        if self._formats(parameters)[0] in FORMATS.values():
             return self._precision.rounded_to
         held = {self._checkpoint.dtype_of(name) for name in parameters}
         return held.pop() if len(held) == 1 else torch.float32
@@ -248,11 +271,19 @@ def _routers(d: DecoderDescription) -> list[str]:
     return [f"layers.{layer}.router" for layer in range(d.num_layers)] if d.num_experts else []
 
 
-def _layer(d: DecoderDescription, layer: int, reader: _Reader, tables: dict[Rope, Tables]) -> kernels.Layer:
+def _is_calibrated(d: DecoderDescription, precision: Precision) -> bool:
+    """Whether a text is read to find what matters. Not with experts: each would see too little of it."""
+    return precision.quantization == "int4" and d.num_experts == 0
+
+
+def _layer(
+    d: DecoderDescription, layer: int, reader: _Reader, tables: dict[Rope, Tables], watched: Calibration | None
+) -> kernels.Layer:
     held = d.layer_parameters()
+    importance = {} if watched is None else watched.layer(layer)
 
     def matrix(stored: str) -> PackedWeight:
-        return reader.matrix(*_names(layer, stored))
+        return reader.matrix(*_names(layer, stored), importance=importance.get(stored))
 
     def vector(stored: str) -> Tensor | None:
         return reader.vector(*_names(layer, stored)) if STACKED.get(stored, (stored,))[0] in held else None

@@ -6,6 +6,7 @@ calls decide nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -20,6 +21,10 @@ class Linear(Protocol):
     """x [T, in] to [T, out]."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+
+Pack = Callable[[Tensor, Tensor | None], Linear]
+"""`pack`, or what takes its place."""
 
 
 class PlainLinear:

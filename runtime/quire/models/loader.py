@@ -6,6 +6,7 @@ decided here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -38,8 +39,9 @@ class Builder(Protocol):
         """What `load` will hold."""
         ...
 
-    def load(self, precision: Precision, num_positions: int) -> Executor:
-        """Read the weights. num_positions: length of the longest sequence. Raises ModelError naming file and tensor."""
+    def load(self, precision: Precision, num_positions: int, calibration: Sequence[int] = ()) -> Executor:
+        """Read the weights. num_positions: length of the longest sequence. calibration: tokens of a text, which tell what matters where
+        4 bits are made; without them all inputs are alike. Raises ModelError naming file and tensor."""
         ...
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from quire.models import linear
 from quire.models.description import DecoderDescription
-from quire.models.linear import pack
+from quire.models.linear import Pack
 from quire_kernels import ops
 
 
@@ -19,7 +20,7 @@ def activation(description: DecoderDescription) -> Callable[[Tensor], Tensor]:
 class GatedMLP:
     """down(activation(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
-    def __init__(self, description: DecoderDescription, weights: dict[str, Tensor]) -> None:
+    def __init__(self, description: DecoderDescription, weights: dict[str, Tensor], pack: Pack = linear.pack) -> None:
         """weights: the layer's, fused (see `decoder.STACKED`); what is packed is taken out."""
         self._gate_up = pack(weights.pop("gate_up"), weights.get("gate_up_bias"))
         self._down = pack(weights.pop("down"), weights.get("down_bias"))

@@ -18,7 +18,7 @@ from quire.engine.host import HostMemory
 from quire.engine.memory import plan
 from quire.engine.need import Need
 from quire.errors import ModelError
-from quire.models import precision
+from quire.models import calibration, precision
 from quire.models.cpu_decoder import PlanBuilder
 from quire.models.loader import Inspected, inspect
 from quire.models.source import resolve
@@ -41,6 +41,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(autouse=True)
 def without_native_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "native_bfloat16", lambda: False)
+
+
+@pytest.fixture(autouse=True)
+def a_text_as_small_as_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "MOST_TOKENS", 8)
 
 
 def need_of(model: Inspected, config: EngineConfig, device: str = "cpu") -> tuple[Any, Need]:

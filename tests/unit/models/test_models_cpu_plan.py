@@ -123,7 +123,7 @@ def watch_packing() -> Iterator[list[int]]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "pack_weight", watched(ops.pack_weight))
+        patch.setattr(ops, "pack_weights", watched(ops.pack_weights))
         patch.setattr(ops, "pack_gguf", watched(ops.pack_gguf))
         yield packed
 

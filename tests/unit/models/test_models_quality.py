@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.models import bundled
+from quire.models import bundled, calibration
 from quire.models.checkpoint import GGUFCheckpoint
 from quire.models.cpu_decoder import PlanBuilder
 from quire.models.executor import Batch, Executor, allocate_kv_pool
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.model
 CPU = torch.device("cpu")
 CONTEXT, BLOCK = 512, 16
 TOKENS = 1024
-STORED, INT8, INT4 = 0.004, 0.006, 0.3
-"""Bounds of the divergence, half as much again as measured. Rounding to nearest in 4 bits is that bad for so small a model."""
+STORED, INT8, INT4 = 0.004, 0.006, 0.05
+"""Bounds of the divergence, half as much again as measured. With all inputs alike `int4` comes to more than twice its bound."""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,10 @@ def distributions(executor: Executor, model: NativeModel, tokens: list[int], kv_
         )
         found.append(executor.logits(executor.forward(batch, pool)).log_softmax(dim=-1))
     return torch.cat(found)
+
+
+def calibration_tokens() -> list[int]:
+    return load_tokenizer(bundled.pull("smollm2")).encode(calibration.text(), add_special_tokens=True)
 
 
 def apart(ours: Tensor, theirs: Tensor) -> float:
@@ -129,7 +133,7 @@ def test_the_file_as_it_is_stored(model: NativeModel, tokens: list[int], plain: 
 def test_float_weights_that_are_quantised_as_they_are_loaded(
     off_grid: PlanBuilder, model: NativeModel, tokens: list[int], plain: Tensor, quantization: str, bound: float
 ) -> None:
-    executor = off_grid.load(off_grid.precision("bfloat16", quantization), CONTEXT)
+    executor = off_grid.load(off_grid.precision("bfloat16", quantization), CONTEXT, calibration_tokens())
     assert 0 < apart(distributions(executor, model, tokens, torch.bfloat16), plain) < bound
 
 
