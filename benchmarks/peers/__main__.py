@@ -39,7 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="default: benchmarks/results")
     parser.add_argument(
-        "--add", action="store_true", help="to the works in that folder's file of today, this commit and this model"
+        "--add",
+        action="store_true",
+        help="keep the other works in that folder's file of today, this commit and this model",
     )
     parser.add_argument("--prepare", action="store_true", help="only install engines and convert models")
     given = parser.parse_args(arguments)
@@ -111,7 +113,10 @@ def read_earlier(file: Path, facts: dict[str, Any]) -> Results:
     """What an earlier call left in `file`; nothing where there is none. Raises PeerError where software or machine differ."""
     if not file.exists():
         return Results()
-    content = json.loads(file.read_text())
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as exc:
+        raise PeerError(f"{file} cannot be added to: {exc}") from exc
     for name in ("machine", "versions"):
         if content[name] != facts[name]:
             raise PeerError(

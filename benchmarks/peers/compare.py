@@ -50,7 +50,7 @@ def race(
 ) -> Results:
     """kept: called after each measurement, so that nothing is lost where the rest is broken off. quiet_limit_s: how long to wait at
     most until other processes are quiet, before each measurement. earlier: results that these are added to; a work that is run
-    again takes the place of its earlier figures."""
+    again takes the place of its earlier figures, of all lanes."""
     results, ready = earlier or Results(), {}
     for work in works:
         results.forget(work)
@@ -58,6 +58,7 @@ def race(
         try:
             ready[lane.name] = lane.prepare(model)
             results.versions[lane.name] = ready[lane.name].version
+            results.failures.pop(lane.name, None)
         except PeerError as exc:
             results.failures[lane.name] = str(exc)
             _say(f"{lane.name} is left out: {exc}")

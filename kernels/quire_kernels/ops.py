@@ -237,6 +237,8 @@ def pack_weights(parts: Sequence[tuple[Tensor, str]], importance: Tensor | None 
             raise ArgumentError(f"format must be f32, f16, bf16, q8 or q4, got {format!r}")
     if not parts:
         raise ArgumentError("parts must hold at least one weight, got none")
+    if importance is not None and not bool((importance.isfinite() & (importance >= 0)).all()):
+        raise ArgumentError("importance must be finite and not negative")
     return _kernels(parts[0][0]).pack_weights(list(parts), importance)
 
 

@@ -92,6 +92,11 @@ def _bare(annotation: Any) -> Any:
     return annotation
 
 
+_WIDTH = 48
+_LONG = "NAME"
+"""In the place of choices that would not stand beside their flag; the description names them then."""
+
+
 def flag_names(name: str) -> list[str]:
     """All spellings of a field's flag, the usual one first."""
     return [flag_of(name), *(flag_of(alias) for alias, field in ALIASES.items() if field == name)]
@@ -100,7 +105,7 @@ def flag_names(name: str) -> list[str]:
 def description(cls: type[EngineConfig], name: str) -> str:
     """Meaning, bound and default of a field, in one line."""
     field, kind = cls.model_fields[name], kind_of(cls, name)
-    bound = f"; {bound_of(cls, name)}" if kind in ("int", "float") else ""
+    bound = f"; {bound_of(cls, name)}" if kind in ("int", "float") or metavar(cls, name) == _LONG else ""
     default = field.default
     shown = "" if default in (None, ()) else f" [{str(default).lower() if kind == 'bool' else default}]"
     return f"{field.description}{bound}{shown}"
@@ -109,4 +114,7 @@ def description(cls: type[EngineConfig], name: str) -> str:
 def metavar(cls: type[EngineConfig], name: str) -> str:
     """How help calls the value."""
     kind = kind_of(cls, name)
-    return "|".join(choices_of(cls, name)) if kind == "choice" else _METAVARS[kind]
+    if kind != "choice":
+        return _METAVARS[kind]
+    words = "|".join(choices_of(cls, name))
+    return words if len(words) <= _WIDTH else _LONG

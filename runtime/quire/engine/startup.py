@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -93,7 +94,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         if memory.max_model_len < need.wanted_len:
             _announce_length(memory.max_model_len, need.wanted_len, for_full_length(need, *budgets))
     with stages.stage("weights"):
-        tokens = _calibration(config, files) if precision.quantization == "int4" else []
+        tokens = partial(calibration_tokens, config, files, description.vocab_size)
         executor = builder.load(precision, memory.max_model_len, tokens)
         host.trim()
         _log.info("weights are %s", _weights(precision, quantization))
@@ -172,16 +173,19 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
     return core, ready
 
 
-def _calibration(config: EngineConfig, files: ModelFiles) -> list[int]:
-    """Tokens of the text that tells what matters where weights get 4 bits; none where there is no tokenizer."""
+def calibration_tokens(config: EngineConfig, files: ModelFiles, vocab_size: int) -> list[int]:
+    """Of the text that tells what matters where weights get 4 bits; none where no tokenizer of this model makes any."""
     from quire.text import load_tokenizer  # takes a tenth of a second to import, which no other start needs
 
     try:
-        tokenizer = load_tokenizer(resolve_tokenizer(config, files).path)
+        path = resolve_tokenizer(config, files).path
+        tokens = load_tokenizer(path).encode(calibration.text(), add_special_tokens=True)
+        if max(tokens, default=0) >= vocab_size:
+            raise ModelError(f"{path} has token ids up to {max(tokens)}, but the model only {vocab_size} embeddings")
     except ModelError as exc:
         _log.warning("int4 is made as if all inputs mattered alike, which costs quality: %s", exc)
         return []
-    return tokenizer.encode(calibration.text(), add_special_tokens=True)
+    return tokens
 
 
 def _device(config: EngineConfig) -> torch.device:

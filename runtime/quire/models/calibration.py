@@ -19,12 +19,13 @@ from torch.nn import functional
 from quire.models.attention import Attention
 from quire.models.checkpoint import Checkpoint
 from quire.models.decoder import STACKED
-from quire.models.description import DecoderDescription, Rope
+from quire.models.description import DecoderDescription
 from quire.models.executor import Batch
 from quire.models.linear import Linear, Pack
 from quire.models.mlp import GatedMLP
 from quire.models.norm import Norm, make_norm
-from quire.models.rope import Tables
+from quire.models.precision import Precision
+from quire.models.rope import make_tables
 
 MOST_TOKENS = 512
 """Of the text that are read. Four times as many leave the divergence from exact weights as it is."""
@@ -38,30 +39,32 @@ def text() -> str:
     return Path(__file__).with_name("calibration.txt").read_text(encoding="utf-8")
 
 
+def applies(description: DecoderDescription, precision: Precision) -> bool:
+    """Whether a text is read. Not with experts: each would see too little of it."""
+    return precision.quantization == "int4" and description.num_experts == 0
+
+
 def reading_bytes(description: DecoderDescription, checkpoint: Checkpoint) -> int:
     """Memory that a `Calibration` takes at most: a matrix, and rows of the text."""
     d = description
     matrices = (f"layers.0.{name}" for name, shape in d.layer_parameters().items() if len(shape) > 1)
     products = max(2 * (d.q_size + 2 * d.kv_size) + 2 * d.q_size, 6 * d.intermediate_size)
-    rows = 5 * d.hidden_size + 2 * d.kv_size + products
+    rows = 5 * d.hidden_size + 2 * d.kv_size + products + 2 * d.head_size * len(d.ropes())
     return max(checkpoint.reading_bytes(name, torch.float32) for name in matrices) + 4 * MOST_TOKENS * rows
 
 
 class Calibration:
-    """The text's hidden states on their way through the layers of a model without experts."""
+    """The text's hidden states on their way through the layers of a model without experts.
 
-    def __init__(
-        self,
-        description: DecoderDescription,
-        checkpoint: Checkpoint,
-        tables: dict[Rope, Tables],
-        tokens: Sequence[int],
-    ) -> None:
-        """tokens: at least one, and no more than the tables have positions."""
+    They depend on the model and the tokens alone, not on how long requests may be here: weights are the same after each start.
+    """
+
+    def __init__(self, description: DecoderDescription, checkpoint: Checkpoint, tokens: Sequence[int]) -> None:
+        """tokens: at least one, each below the size of the vocabulary."""
         self._description = d = description
         self._checkpoint = checkpoint
-        self._tables = tables
-        ids = torch.tensor(tokens[:MOST_TOKENS])
+        ids = torch.tensor(tokens[: min(MOST_TOKENS, d.max_model_len)])
+        self._tables = {rope: make_tables(rope, len(ids), ids.device) for rope in d.ropes()}
         self.hidden = checkpoint.read("embed", checkpoint.dtype_of("embed"))[ids].float() * d.embedding_scale
         at, blocks = torch.arange(len(ids)), -(-len(ids) // _BLOCK)
         self._batch = Batch(
@@ -129,4 +132,6 @@ class Calibration:
         return weights
 
     def _read(self, layer: int, name: str) -> Tensor:
-        return self._checkpoint.read(f"layers.{layer}.{name}", torch.float32)
+        values = self._checkpoint.read(f"layers.{layer}.{name}", torch.float32)
+        self._checkpoint.check_finite(f"layers.{layer}.{name}", values)
+        return values

@@ -7,7 +7,7 @@ matrix at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ class PlanBuilder:
             weights += size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE
             peak = max(peak, weights + reader.reading_bytes(*matrix))
             records = max(records, (slots if ".experts." in matrix[0] else 1) * reader.record_bytes(*matrix))
-        if _is_calibrated(d, precision):
+        if calibrating.applies(d, precision):
             peak = max(peak, weights + calibrating.reading_bytes(d, self._checkpoint))
         inner = slots * d.intermediate_size
         wide = max(d.q_size + 2 * d.kv_size, 2 * inner, d.num_experts)
@@ -70,7 +70,9 @@ class PlanBuilder:
         beside = kernels.step_bytes(d.num_heads, d.num_kv_heads, d.head_size, d.num_experts, d.max_model_len)
         return Footprint(weights, 4 * (rows + routing) + records, 4, max(peak - weights, 0), beside)
 
-    def load(self, precision: Precision, num_positions: int, calibration: Sequence[int] = ()) -> CPUDecoder:
+    def load(
+        self, precision: Precision, num_positions: int, calibration: Callable[[], Sequence[int]] = tuple
+    ) -> CPUDecoder:
         return CPUDecoder(self._description, self._checkpoint, precision, num_positions, calibration)
 
 
@@ -89,16 +91,15 @@ class CPUDecoder:
         checkpoint: Checkpoint,
         precision: Precision,
         num_positions: int,
-        calibration: Sequence[int] = (),
+        calibration: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         """See `loader.Builder.load`."""
         d = description
         reader = _Reader(checkpoint, precision, d)
         tables: dict[Rope, Tables] = {rope: make_tables(rope, num_positions, _CPU) for rope in d.ropes()}
         embed = reader.matrix("embed")
-        watched = None
-        if calibration and _is_calibrated(d, precision):
-            watched = Calibration(d, checkpoint, tables, calibration[:num_positions])
+        tokens = calibration() if calibrating.applies(d, precision) else ()
+        watched = Calibration(d, checkpoint, tokens) if tokens else None
         self._plan = kernels.DecoderPlan(
             kernels.Model(
                 hidden_size=d.hidden_size,
@@ -269,11 +270,6 @@ def _matrices(d: DecoderDescription) -> list[list[str]]:
 
 def _routers(d: DecoderDescription) -> list[str]:
     return [f"layers.{layer}.router" for layer in range(d.num_layers)] if d.num_experts else []
-
-
-def _is_calibrated(d: DecoderDescription, precision: Precision) -> bool:
-    """Whether a text is read to find what matters. Not with experts: each would see too little of it."""
-    return precision.quantization == "int4" and d.num_experts == 0
 
 
 def _layer(

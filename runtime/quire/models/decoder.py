@@ -6,7 +6,7 @@ gate and up). Nothing here knows requests or scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,7 +57,9 @@ class ModulesBuilder:
         reading = max(self._checkpoint.reading_bytes(name, precision.dtype) for name in parameters)
         return replace(found, loading=max(found.loading, reading))
 
-    def load(self, precision: Precision, num_positions: int, calibration: Sequence[int] = ()) -> Decoder:
+    def load(
+        self, precision: Precision, num_positions: int, calibration: Callable[[], Sequence[int]] = tuple
+    ) -> Decoder:
         modules = Decoder(self._description, precision.dtype, self._device)
         fill(self._checkpoint, modules.targets())
         modules.finish(num_positions)

@@ -6,7 +6,7 @@ decided here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -39,9 +39,11 @@ class Builder(Protocol):
         """What `load` will hold."""
         ...
 
-    def load(self, precision: Precision, num_positions: int, calibration: Sequence[int] = ()) -> Executor:
-        """Read the weights. num_positions: length of the longest sequence. calibration: tokens of a text, which tell what matters where
-        4 bits are made; without them all inputs are alike. Raises ModelError naming file and tensor."""
+    def load(
+        self, precision: Precision, num_positions: int, calibration: Callable[[], Sequence[int]] = tuple
+    ) -> Executor:
+        """Read the weights. num_positions: length of the longest sequence. calibration: makes tokens of a text, each below the size of
+        the vocabulary, where what matters is looked for before 4 bits are made; none, and all inputs are alike. Raises ModelError naming file and tensor."""
         ...
 
 

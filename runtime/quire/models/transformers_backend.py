@@ -8,7 +8,7 @@ state is not only keys and values cannot pass unnoticed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,9 @@ class TransformersBuilder:
         loading = found.largest * size if self.device.type == "cpu" else 0
         return Footprint(found.num_weights * size, found.activations * size, size, loading)
 
-    def load(self, precision: Precision, num_positions: int, calibration: Sequence[int] = ()) -> Executor:
+    def load(
+        self, precision: Precision, num_positions: int, calibration: Callable[[], Sequence[int]] = tuple
+    ) -> Executor:
         """Read the weights strictly, and compare a short text with transformers' own attention."""
         subject, facts, found, dtype = self.model.subject, self.model.description, self.model.found, precision.dtype
         with quiet(subject.transformers):

@@ -85,6 +85,8 @@ def test_results_are_added_to_those_of_the_same_machine_and_software(tmp_path: P
     assert read == left
     again = race([], ["w2-inside"], "smol", 1, encode, kept=lambda results: None, earlier=read)
     assert again == Results({"start": START}, {"third": "gone"}, left.versions)
+    mended = Lane("third", lambda _: Ready(lambda work, port: [], "3"))
+    assert race([mended], [], "smol", 1, encode, kept=lambda results: None, earlier=again).failures == {}
     with pytest.raises(PeerError, match=r"a\.json is of another version \({'commit': '1'}\)"):
         read_earlier(file, {**facts, "versions": {"commit": "2"}})
 

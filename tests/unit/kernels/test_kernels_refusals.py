@@ -124,6 +124,8 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.pack_weights([(X, "q4"), (X, "f32")]), "parts that read their input in different forms"),
     (lambda: ops.pack_weights([(X, "q4")], WEIGHT[1:]), r"importance must have shape \[8\], got \[7\]"),
     (lambda: ops.pack_weights([(X, "q4")], WEIGHT.half()), "importance must be float32, got float16"),
+    (lambda: ops.pack_weights([(X, "q4")], WEIGHT / 0 - WEIGHT / 0), "importance must be finite and not negative"),
+    (lambda: ops.pack_weights([(X, "q4")], -WEIGHT.abs() - 1), "importance must be finite and not negative"),
     (lambda: ops.pack_gguf([(X, ops.GgmlType.Q8_0, 1)], 32), "raw must have 1 dimensions, got 2"),
     (lambda: ops.pack_gguf([(X[0], ops.GgmlType.F32, 1)], 2), "raw must be uint8, got float32"),
     (linear(X[:, :7]), r"x must have shape \[2, 8\], got \[2, 7\]"),

@@ -14,7 +14,6 @@ from quire.models.executor import Batch, allocate_kv_pool
 from quire.models.loader import NativeModel, inspect
 from quire.models.norm import make_norm
 from quire.models.precision import Precision
-from quire.models.rope import make_tables
 from quire.models.source import resolve
 from quire_kernels import ops
 from quire_testing.tiny_models import FAMILIES, VOCAB, make, save
@@ -32,8 +31,7 @@ def native(name: str, place: Path) -> NativeModel:
 
 def watched(model: NativeModel, tokens: list[int]) -> Calibration:
     d = model.description
-    tables = {rope: make_tables(rope, TOKENS, CPU) for rope in d.ropes()}
-    return Calibration(d, SafetensorsCheckpoint(model.files.path, d, model.names), tables, tokens)
+    return Calibration(d, SafetensorsCheckpoint(model.files.path, d, model.names), tokens)
 
 
 @pytest.mark.parametrize("name", WITHOUT_EXPERTS)
@@ -88,7 +86,7 @@ def test_int4_makes_use_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(ops, "pack_weights", packed)
     tokens = list(range(3, 3 + TOKENS))
-    model.plan().load(Precision(torch.float32, torch.bfloat16, "int4"), TOKENS, tokens)
+    model.plan().load(Precision(torch.float32, torch.bfloat16, "int4"), TOKENS, lambda: tokens)
     formats = [("q8",), *[("q4", "q4", "q8"), ("q4",), ("q4",), ("q8",)] * model.description.num_layers]
     assert [each for each, _ in given][: len(formats)] == formats
     expected = watched(model, tokens)
@@ -97,6 +95,24 @@ def test_int4_makes_use_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for (_, importance), name in zip(given[1 + 4 * layer :], ("qkv", "o", "gate_up", "down"), strict=False):
             assert importance is not None
             torch.testing.assert_close(importance, squares[name])
+
+
+def test_weights_do_not_depend_on_the_length_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = native("llama", tmp_path), list(range(3, 3 + TOKENS))
+    seen: list[torch.Tensor] = []
+    pack = ops.pack_weights
+
+    def packed(parts: list[tuple[torch.Tensor, str]], importance: torch.Tensor | None = None) -> ops.PackedWeight:
+        if importance is not None:
+            seen.append(importance)
+        return pack(parts, importance)
+
+    monkeypatch.setattr(ops, "pack_weights", packed)
+    for num_positions in (TOKENS, 8):
+        model.plan().load(Precision(torch.float32, torch.bfloat16, "int4"), num_positions, lambda: tokens)
+    half = len(seen) // 2
+    assert half == 4 * model.description.num_layers
+    assert all(torch.equal(one, other) for one, other in zip(seen[:half], seen[half:], strict=True))
 
 
 def test_the_text_is_long_enough() -> None:

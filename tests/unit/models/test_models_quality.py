@@ -133,7 +133,7 @@ def test_the_file_as_it_is_stored(model: NativeModel, tokens: list[int], plain: 
 def test_float_weights_that_are_quantised_as_they_are_loaded(
     off_grid: PlanBuilder, model: NativeModel, tokens: list[int], plain: Tensor, quantization: str, bound: float
 ) -> None:
-    executor = off_grid.load(off_grid.precision("bfloat16", quantization), CONTEXT, calibration_tokens())
+    executor = off_grid.load(off_grid.precision("bfloat16", quantization), CONTEXT, calibration_tokens)
     assert 0 < apart(distributions(executor, model, tokens, torch.bfloat16), plain) < bound
 
 
