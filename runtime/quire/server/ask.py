@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import Request
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from quire.outputs.reader import Reading
@@ -84,7 +84,8 @@ async def run(
             describe=describe,
         )
     content = await answer(request, _whole(request, open_job, whole))
-    return JSONResponse(content, headers=dict(headers))
+    # as in a stream: what JSON has no number for is null, where json.dumps would raise
+    return Response(msgspec.json.encode(content), headers=dict(headers), media_type="application/json")
 
 
 async def _whole(request: Request, open_job: OpenJob, whole: Whole) -> JSON:

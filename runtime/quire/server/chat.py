@@ -19,7 +19,7 @@ from quire.server.ask import Ask, head, respond
 from quire.server.bodies import documented, read_body
 from quire.server.frontend import Frontend
 from quire.server.prompts import ChatPrompt, encode_chat, fitted
-from quire.server.protocol import ChatBody, Conversation
+from quire.server.protocol import ChatBody, Conversation, WithTools
 from quire.server.tools import Tools, constraint, reading_of
 from quire.text.pieces import Pieces
 
@@ -91,7 +91,7 @@ def router(frontend: Frontend) -> APIRouter:
     return routes
 
 
-async def tools_of(body: Conversation) -> Tools:
+async def tools_of(body: Conversation | WithTools) -> Tools:
     """The functions that may be called; beside the event loop, for they may be large. Raises RequestError."""
     if "tools" in body.model_fields_set:
         return await asyncio.to_thread(body.checked_tools)

@@ -12,6 +12,7 @@ import quire
 from quire.errors import OverloadedError, RequestError
 from quire.server.ask import ignored_header
 from quire.server.bodies import documented, read_body
+from quire.server.chat import tools_of
 from quire.server.frontend import RETRY_DRAINING_S, RETRY_LOADING_S, Frontend, State
 from quire.server.prompts import checked_ids, encode, encode_chat
 from quire.server.protocol import DetokenizeBody, TokenizeBody
@@ -42,7 +43,7 @@ def router(frontend: Frontend) -> APIRouter:
                 frontend,
                 body.messages or [],
                 add_generation_prompt=body.add_generation_prompt,
-                tools=body.checked_tools().offered,
+                tools=(await tools_of(body)).offered,
                 variables=body.chat_template_kwargs,
             )
             tokens = prompt.token_ids

@@ -61,6 +61,18 @@ class AllowedTools(BaseModel):
     mode: Literal["auto", "required"]
     tools: list[Tool]
 
+    def names(self) -> list[str]:
+        """Raises RequestError for an entry that names no function."""
+        found: list[str] = []
+        for index, tool in enumerate(self.tools):
+            if tool.function is None:
+                raise _bad(
+                    f"tool_choice.allowed_tools.tools.{index}.function",
+                    "is required, as only functions can be called here",
+                )
+            found.append(tool.function.name)
+        return found
+
 
 class ToolChoice(BaseModel):
     """`tool_choice` of chat, where it is an object."""
@@ -75,9 +87,7 @@ class ToolChoice(BaseModel):
         if self.type == "function" and self.function is not None:
             return "required", [self.function.name]
         if self.type == "allowed_tools" and self.allowed_tools is not None:
-            return self.allowed_tools.mode, [
-                one.function.name for one in self.allowed_tools.tools if one.function is not None
-            ]
+            return self.allowed_tools.mode, self.allowed_tools.names()
         raise RequestError(f"tool_choice needs {self.type}", param="tool_choice", code="invalid_value")
 
 
@@ -86,7 +96,7 @@ class Tools:
     """What is offered and may be called.
 
     offered: as chat templates want them. functions: a schema of the arguments, by name, of those that may be called. mode: whether there
-    may be calls, or must. parallel: more than one. where: the field of each offered one's schema, for messages.
+    may be calls, or must. parallel: more than one.
     """
 
     offered: Sequence[Mapping[str, Any]] = ()
@@ -108,13 +118,21 @@ def checked_tools(
     parallel: bool | None,
     schema_field: str = "function.parameters",
 ) -> Tools:
-    """Tools of a request; mode and names: the choice, None where there is none. Raises RequestError that names the field."""
+    """Tools of a request; mode and names: the choice, None where there is none. Raises RequestError that names the field.
+
+    schema_field: where a tool has its schema, for messages.
+    """
+    if names is not None and not names:
+        raise _bad("tool_choice", "must allow at least one function; none forbids calls")
     if not functions:
         if mode == "required":
             raise RequestError("tool_choice asks for a call, but there are no tools", param="tool_choice")
         return Tools()
     if len(functions) > MAX_TOOLS:
         raise _bad("tools", f"must be at most {MAX_TOOLS} functions, got {len(functions)}")
+    offered = [{"type": "function", "function": one.model_dump(exclude_unset=True)} for one in functions]
+    if (size := len(json.dumps(offered))) > MAX_TOOLS_CHARS:
+        raise _bad("tools", f"must be at most {MAX_TOOLS_CHARS} characters of JSON, got {size}")
     schemas: dict[str, Any] = {}
     for index, function in enumerate(functions):
         if _NAME.fullmatch(function.name) is None:
@@ -123,9 +141,6 @@ def checked_tools(
         if function.name in schemas:
             raise _bad("tools", f"must have different names, got {function.name!r} twice")
         schemas[function.name] = _schema(function, f"tools.{index}.{schema_field}")
-    offered = [{"type": "function", "function": one.model_dump(exclude_unset=True)} for one in functions]
-    if (size := len(json.dumps(offered))) > MAX_TOOLS_CHARS:
-        raise _bad("tools", f"must be at most {MAX_TOOLS_CHARS} characters of JSON, got {size}")
     if mode == "none":
         return Tools()  # out of the prompt too: then the model cannot be tempted
     for name in names or ():

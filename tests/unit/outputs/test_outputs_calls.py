@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.outputs.calls.formats import FORMATS
@@ -13,7 +13,11 @@ from quire.outputs.calls.scanner import JsonScanner, NotJsonError
 from quire.outputs.parts import Call, CallArguments, CallStart, Message, Part, Reasoning
 from quire.outputs.reader import Reader
 from quire.outputs.reasoning import ReasoningSplitter, begins_inside
+from quire.request import SamplingParams
 from quire.structured import MAX_DEPTH
+from quire.text.tokenizer import Tokenizer
+from quire.text.vocabulary import Vocabulary
+from tiny_text import build_tokenizer
 
 FUNCTIONS: dict[str, Any] = {
     "get_weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
@@ -85,6 +89,8 @@ NO_CALLS = [
     ("hermes", '<tool_call>{"name": "get_time", "arguments": [1]}</tool_call>'),
     ("hermes", '<tool_call>{"name": "get_time", "arguments": "[1]"}</tool_call>'),
     ("hermes", '<tool_call>{"name": "get_time", "arguments": "\\ud800"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "get_time", "arguments": "{\\"a\\": 1e999}"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "get_time", "arguments": "{\\"a\\": \\"\\\\ud83d\\"}"}</tool_call>'),
     ("hermes", '<tool_call>{"name": get_time}</tool_call>'),
     ("hermes", '<tool_call>{"name": "get_wea'),
     ("hermes", '{"name": "get_time", "arguments": {}}'),
@@ -107,6 +113,9 @@ CUT = [
     ("hermes", '<tool_call>{"name": "get_time", "arguments": {"a": tru}} </tool_call> x', "}} </tool_call> x",
      [("get_time", '{"a": tru')]),
     ("hermes", '<tool_call>{"name": "get_time", "arguments": {"a" 5}}<tool', "5}}<tool", [("get_time", '{"a" ')]),
+    ("hermes", '<tool_call>{"name": "get_time", "arguments": {"a": -1e999}}', "}}", [("get_time", '{"a": -1e999')]),
+    ("hermes", '<tool_call>{"name": "get_time", "arguments": {"a": "\\ud83d"}}', '"}}', [("get_time", '{"a": "\\ud83d')]),
+    ("mistral", '[TOOL_CALLS]get_time[ARGS]{"a": "\\ude00"}', '0"}', [("get_time", '{"a": "\\ude0')]),
     ("glm45", "<tool_call>get_weather\n<arg_key>city</arg_key><arg_value>Par", "", [("get_weather", '{"city": "Par')]),
     ("mistral", '[TOOL_CALLS]get_time[ARGS]{"a', "", [("get_time", '{"a')]),
 ]  # fmt: skip
@@ -187,6 +196,15 @@ def test_any_json_comes_through_as_it_is(value: Any, indent: int | None, ascii_o
 
 
 @given(st.text(alphabet='{}[]",:\\ u0e9-+.tfn1rueals\n', max_size=12))
+@example('["\\ud83d\\uDE00\\ud83d\\uDE00"]')
+@example('["\\ud83d"]')
+@example('["\\ude00"]')
+@example('["\\ud83dx\\ude00"]')
+@example('["\\ud83d\\n"]')
+@example('["\\ud83d\\u0041"]')
+@example('["\\ud83d\\ud83d"]')
+@example("[1e308, -1e308]")
+@example("[-1e309]")
 def test_the_scanner_takes_what_json_takes(text: str) -> None:
     scanner, ended = JsonScanner(), None
     try:
@@ -199,7 +217,9 @@ def test_the_scanner_takes_what_json_takes(text: str) -> None:
     except NotJsonError:
         taken = False
     try:
-        expected = isinstance(json.loads(text, strict=False), (dict, list)) and text[0] in "{[" and text[-1] in "}]"
+        value = json.loads(text, strict=False)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        expected = isinstance(value, (dict, list)) and text[0] in "{[" and text[-1] in "}]"
     except (ValueError, IndexError):
         expected = False
     assert taken == expected
@@ -233,6 +253,61 @@ def test_arguments_are_streamed_as_they_come() -> None:
     assert parser.push('": 1}') == [CallArguments(0, '": 1}')]
     assert not parser.complete
     assert parser.push("}") == [] and parser.complete
+
+
+def _tagged(schema: Any, value: str) -> list[str]:
+    """The arguments that both formats with tags have for one value."""
+    functions = {"f": {"type": "object", "properties": {"a": schema}}}
+    found = []
+    for name, text in (
+        ("glm45", f"<tool_call>f\n<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>"),
+        ("qwen3-coder", f"<tool_call><function=f><parameter=a>\n{value}\n</parameter></function></tool_call>"),
+    ):
+        for pieces in ([text], list(text)):
+            parser, message = FORMATS[name].parser(functions), Message()
+            message.add([part for piece in pieces for part in parser.push(piece)] + parser.flush())
+            assert parser.complete
+            found.append(message.calls[0].arguments)
+    return found
+
+
+NULLABLE = [
+    {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    {"oneOf": [{"type": "null"}, {"type": "string", "minLength": 1}]},
+    {"type": ["string", "null"]},
+    {"enum": ["a", "b", None]},
+]
+
+
+@pytest.mark.parametrize("schema", [*NULLABLE, {"enum": ["a", "b"]}, {"type": "string"}])
+def test_values_between_tags_that_may_be_texts_stay_texts(schema: Any) -> None:
+    for value in ("3", "true", "[1]", "nullx", "Non", '"a"', ""):
+        assert [json.loads(one) for one in _tagged(schema, value)] == [{"a": value}] * 4
+    for value in ("null", "None"):
+        wanted = {"a": None if schema in NULLABLE else value}
+        assert [json.loads(one) for one in _tagged(schema, value)] == [wanted] * 4
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": ["string", "integer"]}, {"anyOf": [{"type": "string"}, {}]}, {}, True, {"enum": ["a", 3]}]
+)
+def test_values_between_tags_that_may_be_more_are_json_where_they_can_be_sent(schema: Any) -> None:
+    assert [json.loads(one) for one in _tagged(schema, "3")] == [{"a": 3}] * 4
+    for value in ("1e999", '"\\ud83d"', "NaN", "1, 2", "[" * 500 + "]" * 500):
+        assert [json.loads(one) for one in _tagged(schema, value)] == [{"a": value}] * 4
+
+
+def test_marks_of_mistral_that_are_special_tokens_are_seen() -> None:
+    backend, marks = build_tokenizer(), ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]
+    backend.add_special_tokens(marks)
+    special = frozenset(backend.token_to_id(mark) for mark in marks)
+    tokenizer = Tokenizer(Vocabulary(backend=backend, name="marked", special_ids=special, eos_ids=()))
+    ids = backend.encode(f"[TOOL_CALLS]get_weather[CALL_ID]abc123XYZ[ARGS]{PARIS}", add_special_tokens=False).ids
+    assert special < set(ids)
+    shown = [tokenizer.special_id(mark) for mark in FORMATS["mistral"].spelling.specials]
+    stream = tokenizer.stream(SamplingParams(), visible=frozenset(one for one in shown if one is not None))
+    pieces = [stream.push([token]) for token in ids] + [stream.push([], final=True)]
+    assert read("mistral", *pieces) == ("", [("get_weather", PARIS)], True)
 
 
 def test_one_call_only() -> None:

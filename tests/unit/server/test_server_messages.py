@@ -130,6 +130,14 @@ async def test_tools(live: Live) -> None:
     assert (cut["stop_reason"], cut["content"][0]["input"]) == ("max_tokens", {})
 
 
+@pytest.mark.parametrize("value", ["1e999", '"\\ud83d"', '"\\ude00"', "9" * 400])
+async def test_arguments_that_json_cannot_carry_are_a_call_that_was_cut(live: Live, value: str) -> None:
+    says(live, f'<tool_call>{{"name": "get_weather", "arguments": {{"x": {value}}}}}</tool_call>')
+    message = await both(live, tools=[TOOL])
+    call, rest = message["content"]
+    assert (call["type"], call["input"], rest["type"], message["stop_reason"]) == ("tool_use", {}, "text", "end_turn")
+
+
 async def test_blocks_become_a_conversation(live: Live) -> None:
     turns = [
         {"role": "user", "content": [{"type": "text", "text": "Weather?", "cache_control": {"type": "ephemeral"}}]},
@@ -164,10 +172,11 @@ async def test_thinking(tmp_path: Path) -> None:
         thought, said = message["content"]
         assert thought == {"type": "thinking", "thinking": "Hm.", "signature": ""}
         assert said == {"type": "text", "text": "hello"}
-        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": message["content"]}]
+        said_before = {"role": "assistant", "content": message["content"]}
+        turns = [{"role": "user", "content": "x"}, said_before, {"role": "user", "content": "y"}]
         response = await ask(live, turns, thinking={"type": "disabled"})
         assert response.json()["content"][0]["type"] == "text"
-        assert prompt(live) == "user:x\nassistant:(Hm.)hello\n<think></think>"
+        assert prompt(live) == "user:x\nassistant:(Hm.)hello\nuser:y\n<think></think>"
         budget = await ask(live, thinking={"type": "enabled", "budget_tokens": 1024})
         assert budget.headers["x-quire-ignored-fields"] == "thinking.budget_tokens"
 
@@ -185,6 +194,7 @@ async def test_thinking(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]}, "messages.0.content.0.tool_use_id"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": 5}]}]}, "messages.0.content.0.content"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": "{}"}]}]}, "messages.0.content.0.input"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]}, "messages.1.role"),
         ({"system": [{"type": "image"}]}, "system.0"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
         ({"tools": [{"name": "a b"}]}, "tools.0.name"),

@@ -33,6 +33,10 @@ def tool(name: str, parameters: Any = None) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+def allowed(*tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+
+
 def call(name: str, arguments: str) -> dict[str, Any]:
     return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -109,6 +113,12 @@ async def error_of(live: Live, path: str, body: Any) -> tuple[int, dict[str, Any
         ({"tools": [tool("f")], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [tool("f")], "tool_choice": {"type": "custom"}}, "tool_choice"),
         ({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": allowed()}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": allowed(tool("g"))}, "tool_choice"),
+        (
+            {"tools": [tool("f")], "tool_choice": allowed(tool("f"), {"type": "mcp"})},
+            "tool_choice.allowed_tools.tools.1.function",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool("f")], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
         ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex"),

@@ -178,6 +178,11 @@ async def test_items_become_a_conversation(live: Live) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "array"}}]}, "tools.0.parameters"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "file_search"}}, "tool_choice"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+        (
+            {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "mcp"}]}},
+            "tool_choice.tools.0.name",
+        ),
         ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -227,6 +232,28 @@ async def test_numbers_of_any_size_come_back_in_a_stream(live: Live) -> None:
     assert response["tools"] == [wide]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '"tools": [{"type": "function", "name": "f", "x": 1e999}]',
+        '"tools": [{"type": "function", "name": "f", "parameters": {"properties": {"n": {"maximum": 1e999}}}}]',
+        '"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "f", "x": -1e999}',
+        '"text": {"format": {"type": "text", "x": 1e999}}',
+        '"text": {"format": {"type": "json_schema", "name": "f", "schema": {"maximum": 1e999}}}',
+    ],
+)
+async def test_what_comes_back_and_is_no_number_of_json_is_null(live: Live, fields: str) -> None:
+    data = f'{{"input": "hi", {fields}}}'
+    whole = await live.http.post("/v1/responses", content=data)
+    assert whole.status_code == 200, whole.text
+    assert whole.headers["content-type"] == "application/json" and ":null" in whole.text
+    streamed = await live.http.post("/v1/responses", content=data[:-1] + ', "stream": true}')
+    last = json.loads(events_of(streamed.text)[-1].partition("!")[2])
+    assert same(last["response"]) == same(whole.json())
+    half = await live.http.post("/v1/responses", content=data.replace("-1e999", "1e999").replace("1e999", '"\\ud83d"'))
+    assert (half.status_code, half.json()["error"]["code"]) == (400, "invalid_json")
+
+
 async def test_a_failure_in_the_middle_is_an_error_event(live: Live) -> None:
     live.engine.hold()
     async with live.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as response:
@@ -239,6 +266,8 @@ async def test_a_failure_in_the_middle_is_an_error_event(live: Live) -> None:
     error = json.loads(last.removeprefix("error!"))
     assert (error["type"], error["code"]) == ("error", "engine_error")
     assert "no more" in error["message"]
+    before = [json.loads(one.partition("!")[2])["sequence_number"] for one in events_of(text)[:-1]]
+    assert error["sequence_number"] == len(before) == before[-1] + 1
 
 
 async def test_the_official_client(live: Live) -> None:

@@ -1,6 +1,7 @@
 """Calls of tools over real HTTP: what the prompt says, what comes back whole and streamed, and why answers ended."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 
 from live_server import Live, events_of, ids_of, live_server
 from quire.config import ServeConfig
+from quire.errors import RequestError
 from quire.outputs.calls.formats import FORMATS
+from quire.server.protocol import WithTools
+from quire.server.tools import MAX_TOOLS_CHARS, Function, Tools, checked_tools
 from scripted_engine import ScriptedEngine
 
 WEATHER = {
@@ -168,6 +172,30 @@ async def test_a_template_that_knows_tools_gets_arguments_as_objects(tmp_path: P
     assert text.startswith(json.dumps(WEATHER) + "\n" + json.dumps(CLOCK))
     assert '<|im_start|>assistant\n[get_weather {"city": "Rome"}]<|im_end|>\n<|im_start|>tool\nsunny<|im_end|>' in text
     assert "You can call" not in text
+
+
+async def test_tools_are_checked_beside_the_event_loop(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, threads = WithTools.checked_tools, []
+
+    def watched(body: WithTools) -> Tools:
+        threads.append(threading.current_thread())
+        return checked(body)
+
+    monkeypatch.setattr(WithTools, "checked_tools", watched)
+    for path in ("/tokenize", "/v1/chat/completions"):
+        assert (await live.http.post(path, json={"messages": HISTORY, "tools": TOOLS})).status_code == 200
+    assert len(threads) == 2 and threading.current_thread() not in threads
+
+
+def test_the_size_of_all_tools_is_known_before_any_schema_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr("quire.server.tools.structured_output", lambda **given: looked.append(given))
+    schema = {"type": "object", "description": "x" * (MAX_TOOLS_CHARS // 3)}
+    functions = [Function(name=f"f{number}", parameters=schema) for number in range(3)]
+    with pytest.raises(RequestError, match=f"tools must be at most {MAX_TOOLS_CHARS} characters") as refused:
+        checked_tools(functions, None, None, parallel=None)
+    assert (refused.value.param, looked) == ("tools", [])
+    assert len(checked_tools(functions[:2], None, None, parallel=None).offered) == len(looked) == 2
 
 
 async def test_users_write_no_control_tokens_into_tools(live: Live) -> None:

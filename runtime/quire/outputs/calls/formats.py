@@ -43,7 +43,11 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "mistral": CallFormat(
         MistralParser,
-        Spelling(f"{mistral.OPEN}{NAME}{mistral.ARGS}", between="", specials=(mistral.OPEN, mistral.ARGS)),
+        Spelling(
+            f"{mistral.OPEN}{NAME}{mistral.ARGS}",
+            between="",
+            specials=(mistral.OPEN, mistral.ARGS, mistral.CALL_ID),
+        ),
         [[mistral.OPEN, mistral.ARGS]],
     ),
     "mistral-list": CallFormat(

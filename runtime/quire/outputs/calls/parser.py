@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from quire.outputs.calls.scanner import BLANKS, JsonScanner, NotJsonError
+from quire.outputs.calls.scanner import BLANKS, JsonScanner, NotJsonError, is_json
 from quire.outputs.parts import CallArguments, CallStart, Part, Text
 from quire.text.stream import StopMatcher
 
@@ -255,7 +255,7 @@ class CallParser(ABC):
             return "".join(written)
         if char == '"':  # some models write JSON into a string
             text = yield from self._string()
-            if not _is_object(text):
+            if not (text.lstrip(BLANKS).startswith("{") and is_json(text)):
                 raise NoCallError
         elif char == "n":
             yield from self._exactly("ull")
@@ -297,11 +297,3 @@ class CallParser(ABC):
             self._start(name)
             self._argue("{}")
         self._finish()
-
-
-def _is_object(text: str) -> bool:
-    try:
-        text.encode()  # half of a surrogate pair cannot be sent
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

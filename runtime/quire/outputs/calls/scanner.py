@@ -1,8 +1,10 @@
-"""One JSON object or array, character by character (RFC 8259)."""
+"""One JSON object or array, character by character (RFC 8259), as far as it can be sent on (RFC 7493): no number is beyond a double, and
+no half of a surrogate pair is alone."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 
 from quire.structured import MAX_DEPTH
@@ -29,6 +31,7 @@ class JsonScanner:
         self.in_string = False
         self._is_key = False
         self._escape = ""
+        self._half = False  # the last character of the string is the first half of a pair
         self._scalar = ""
 
     def feed(self, char: str) -> str:
@@ -42,7 +45,7 @@ class JsonScanner:
             if char not in _SCALAR_ENDS:
                 self._scalar += char
                 return char
-            if _SCALAR.fullmatch(self._scalar) is None:
+            if _SCALAR.fullmatch(self._scalar) is None or not _is_finite(self._scalar):
                 raise NotJsonError
             self._scalar, self._wanted = "", "next"
         if char not in BLANKS:
@@ -80,6 +83,8 @@ class JsonScanner:
             self._escape = self._rest_of_escape(char)
         elif char == "\\":
             self._escape = char
+        elif self._half:
+            raise NotJsonError
         elif char == '"':
             self.in_string, self._wanted = False, "colon" if self._is_key else "next"
         elif char < " ":
@@ -88,10 +93,35 @@ class JsonScanner:
 
     def _rest_of_escape(self, char: str) -> str:
         if self._escape == "\\":
-            if char in _ESCAPES:
+            if char in _ESCAPES and not self._half:
                 return ""
             if char == "u":
                 return "\\u"
         elif char in _HEX:
-            return "" if len(self._escape) == 5 else self._escape + char
+            if len(self._escape) < 5:
+                return self._escape + char
+            self._pair(int(self._escape[2:] + char, 16))
+            return ""
         raise NotJsonError
+
+    def _pair(self, unit: int) -> None:
+        """A unit of UTF-16 that an escape spells: the second half of a pair comes behind the first one, and nowhere else."""
+        if self._half != (0xDC00 <= unit <= 0xDFFF):
+            raise NotJsonError
+        self._half = 0xD800 <= unit <= 0xDBFF
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is one JSON value that can be sent on, of less than MAX_DEPTH levels."""
+    scanner = JsonScanner()
+    try:
+        for char in f"[{text}]":
+            scanner.feed(char)
+        json.loads(text)  # one value, and none of the control characters that the scanner escapes
+    except ValueError:
+        return False
+    return scanner.done
+
+
+def _is_finite(scalar: str) -> bool:
+    return scalar[0] in "tfn" or math.isfinite(float(scalar))

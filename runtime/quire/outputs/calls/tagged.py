@@ -8,16 +8,18 @@ object are taken too; a grammar makes models write them so, since its texts must
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.outputs.calls.hermes import CLOSE, OPEN
 from quire.outputs.calls.parser import CallParser, Steps
-from quire.outputs.calls.scanner import BLANKS
+from quire.outputs.calls.scanner import BLANKS, is_json
 from quire.text.stream import StopMatcher
 
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END = "<function=", "</function>", "<parameter=", "</parameter>"
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
+_NULLS = ("null", "None")
 
 
 class _TaggedParser(CallParser):
@@ -70,7 +72,7 @@ class _TaggedParser(CallParser):
             self._argue(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
             before = ", "
             if key in texts:
-                yield from self._text()
+                yield from self._text(texts[key])
             else:
                 self._argue(_json_of((yield from self._until(*self.ENDS))))
         self._argue("{}" if before == "{" else "}")
@@ -82,14 +84,15 @@ class _TaggedParser(CallParser):
             text += matcher.push((yield))
         return text
 
-    def _text(self) -> Steps[None]:
-        """A value that is a text, handed on as it comes."""
-        matcher = StopMatcher(self.ENDS)
-        self._argue('"')
+    def _text(self, nulls: Sequence[str]) -> Steps[None]:
+        """A value that is a text, handed on as it comes, unless it may still be one of `nulls`."""
+        matcher, text, quote = StopMatcher(self.ENDS), "", '"'
         while matcher.found is None:
-            if text := matcher.push((yield)):
-                self._argue(json.dumps(text, ensure_ascii=False)[1:-1])
-        self._argue('"')
+            text += matcher.push((yield))
+            if text and not any(null.startswith(text) for null in nulls):
+                self._argue(quote + json.dumps(text, ensure_ascii=False)[1:-1])
+                text, quote, nulls = "", "", ()
+        self._argue("null" if text in nulls else quote + json.dumps(text, ensure_ascii=False)[1:])
 
 
 class Glm45Parser(_TaggedParser):
@@ -133,23 +136,30 @@ class QwenCoderParser(_TaggedParser):
         return key.strip()
 
 
-def _texts_of(schema: Any) -> frozenset[str]:
-    """The parameters whose values are texts."""
+def _texts_of(schema: Any) -> Mapping[str, Sequence[str]]:
+    """The parameters whose values are texts, each with the words for null where it may be that too."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict):
-        return frozenset()
-    return frozenset(key for key, one in properties.items() if isinstance(one, dict) and one.get("type") == "string")
+        return {}
+    kinds = {key: _kinds(one) for key, one in properties.items()}
+    return {key: _NULLS if "null" in has else () for key, has in kinds.items() if "string" in has <= {"string", "null"}}
+
+
+def _kinds(schema: Any) -> frozenset[str]:
+    """The types that a schema takes, as it says at its top or in the parts of a choice; `any` where it says nothing."""
+    match schema:
+        case {"type": str(kind)}:
+            return frozenset([kind])
+        case {"type": [*kinds]}:
+            return frozenset(map(str, kinds))
+        case {"enum": [*values]}:
+            return frozenset("string" if isinstance(one, str) else "null" if one is None else "any" for one in values)
+        case {"anyOf": [*parts]} | {"oneOf": [*parts]}:
+            return frozenset().union(*map(_kinds, parts))
+    return frozenset(["any"])
 
 
 def _json_of(written: str) -> str:
     """A value as JSON: as it is where it is JSON, or almost, else a text."""
     plain = written.strip()
-    try:
-        json.loads(plain, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return _PYTHON.get(plain) or json.dumps(written, ensure_ascii=False)
-    return plain
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
+    return plain if is_json(plain) else _PYTHON.get(plain) or json.dumps(written, ensure_ascii=False)

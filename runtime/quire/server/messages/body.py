@@ -178,6 +178,13 @@ class MessagesBody(CountBody):
 
     max_tokens: int
 
+    def turns(self) -> list[ChatMessage]:
+        found, last = super().turns(), len(self.messages) - 1
+        if self.messages[last].role == "assistant" and self.add_generation_prompt:
+            what = "must not be assistant in the last message: an answer cannot go on with a text that is given here; say in a user's message how it begins"
+            raise _bad(f"messages.{last}.role", what)
+        return found
+
 
 def _of_assistant(blocks: Sequence[Block], where: str) -> dict[str, Any]:
     """What the assistant thought, said and called, as one message."""

@@ -159,7 +159,8 @@ class ResponsesBody(Conversation):
         if choice.type == "function" and choice.name is not None:
             return "required", [choice.name]
         if choice.type == "allowed_tools" and choice.tools is not None:
-            return choice.mode or "auto", [str(tool.get("name")) for tool in choice.tools]
+            tools = enumerate(choice.tools)
+            return choice.mode or "auto", [_string(tool, "name", f"tool_choice.tools.{index}") for index, tool in tools]
         raise RequestError(
             f"tool_choice must be none, auto, required, a function with its name, or allowed_tools, got type {shown(choice.type)}",
             param="tool_choice",

@@ -45,8 +45,7 @@ def router(frontend: Frontend) -> APIRouter:
                 yield event(one, one["type"])
 
         def failure(exc: BaseException, request_id: str) -> Mapping[str, Any]:
-            error = openai_error(exc, request_id)
-            return {"type": "error", **error, **{key: error["error"][key] for key in ("code", "message", "param")}}
+            return writer.failure(openai_error(exc, request_id)["error"])
 
         return await run(
             request,

@@ -62,6 +62,10 @@ class ResponseWriter:
         }
         yield self._event(f"response.{self.response['status']}", response=self._snapshot())
 
+    def failure(self, error: JSON) -> JSON:
+        """The event that ends a stream where something failed. error: code, message, param and more."""
+        return self._event("error", error=error, **{key: error[key] for key in ("code", "message", "param")})
+
     def _part(self, part: Part) -> Iterator[JSON]:
         match part:
             case Text():
