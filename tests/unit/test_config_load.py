@@ -25,6 +25,15 @@ def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(tmp_path: Pa
     assert (config.max_model_len, config.served_model_name, config.api_key) == (77, ("x", "y"), ("a", "b"))
 
 
+def test_an_empty_key_is_refused_and_the_others_are_not_shown(tmp_path: Path) -> None:
+    words = "--api-key must be a list of non-empty texts, got ''$"
+    with pytest.raises(ConfigError, match=words):
+        load(ServeConfig, flags={"api_key": ("secret", "")}, environ={})
+    file = write(tmp_path, "api_key: ['']\n")
+    with pytest.raises(ConfigError, match=f"^api_key in {file} must be a list of non-empty texts, got ''$"):
+        load(ServeConfig, flags={}, environ={}, file=file)
+
+
 @pytest.mark.parametrize(
     ("fields", "source"),
     [

@@ -56,7 +56,9 @@ def bound_of(cls: type[EngineConfig], name: str) -> str:
             )
         return " ".join(filter(None, [noun, low, "and" if low and high else "", high]))
     if kind == "list":
-        return "a list of texts"
+        (item, *_) = get_args(_bare(field.annotation))
+        filled = any(isinstance(entry, MinLen) for entry in getattr(item, "__metadata__", ()))
+        return "a list of non-empty texts" if filled else "a list of texts"
     pattern = next((entry.pattern for entry in field.metadata if getattr(entry, "pattern", None)), None)
     return f"a text that matches {pattern}" if pattern else "a non-empty text" if MinLen in limits else "a text"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
+from annotated_types import MinLen
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from quire.errors import ConfigError
@@ -219,7 +220,7 @@ class ServeConfig(EngineConfig):
         "and llm-guard=FILE are there",
     )
     max_body_size: Size = Field("16Mi", description="largest accepted request body; beyond it 413")
-    api_key: tuple[str, ...] = Field(
+    api_key: tuple[Annotated[str, MinLen(1)], ...] = Field(
         (), description="keys of which a request must bring one as bearer token (repeat the flag); default: none needed"
     )
     api_key_file: str | None = Field(

@@ -42,8 +42,8 @@ def hash_(name: Name) -> None:
 
 
 def _checked(name: str) -> str:
-    from quire.server.auth.keys import NAME
+    from quire.server.auth.keys import NAME_BOUND, may_be_named
 
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"NAME must be up to 64 of A-Z a-z 0-9 . _ @ + -, got {name!r}")
+    if not may_be_named(name):
+        raise ConfigError(f"NAME must be {NAME_BOUND}, got {name!r}")
     return name

@@ -22,8 +22,8 @@ from quire import logs
 from quire.errors import RequestError
 from quire.server import access
 from quire.server.access import Finished
-from quire.server.auth.guard import EVERYBODY, Guard
-from quire.server.auth.keys import Principal
+from quire.server.auth.guard import Guard
+from quire.server.auth.keys import EVERYBODY, Principal
 from quire.server.auth.rates import Lease, Refusal, headers_of
 from quire.server.errors import ClientGoneError, body, describe
 from quire.server.jobs import Job

@@ -6,6 +6,7 @@ A prompt is refused with 400 `content_filter`; an answer ends with the reason `c
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from quire.errors import ConfigError, RequestError
 from quire.filters import Answer, Filter, Refused
+from quire.text.chat import without_marks
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +26,31 @@ BUILT_IN = {"regex": "quire.filters.regex:RegexFilter", "llm-guard": "quire.filt
 
 IDENTIFIERS = frozenset({"role", "type", "id", "tool_call_id"})
 """Fields that are no texts while they hold one word."""
+FIELDS = IDENTIFIERS | {
+    "content",
+    "name",
+    "tool_calls",
+    "function",
+    "arguments",
+    "text",
+    "description",
+    "parameters",
+    "strict",
+}
+FIELDS |= {
+    "properties",
+    "required",
+    "items",
+    "enum",
+    "default",
+    "title",
+    "additionalProperties",
+    "anyOf",
+    "minimum",
+    "maximum",
+    "format",
+}
+"""Names in requests that the formats themselves have; all others are words of the client."""
 IN_LOOP_CHARS = 4000
 """A longer text is read in a thread by any filter."""
 
@@ -66,6 +93,7 @@ class Filters:
 
     async def prompt(self, text: str, param: str) -> str:
         """The text to use instead. param: the field it came from. Raises RequestError."""
+        text = without_marks(text) if self._filters else text  # the model does not see them: no filter is to be misled
         for one in self._filters:
             try:
                 text = await one.run(lambda one=one, text=text: one.filter.prompt(text), chars=len(text))  # type: ignore[misc]
@@ -74,18 +102,45 @@ class Filters:
         return text
 
     async def within(self, value: Any, param: str) -> Any:
-        """The same with every text in it as the filters leave it. value: as JSON has it. Raises RequestError that names the place."""
+        """The same with every text in it as the filters leave it. value: as JSON has it. Raises RequestError that names the place.
+
+        Names in objects must pass as they are."""
         match value:
             case str():
                 return await self.prompt(value, param)
             case list() | tuple():
                 return [await self.within(one, f"{param}.{place}") for place, one in enumerate(value)]
             case dict():
-                return {
-                    name: one if _is_identifier(name, one) else await self.within(one, f"{param}.{name}")
-                    for name, one in value.items()
-                }
+                for name in value.keys() - FIELDS:
+                    await self._name(name, param)
+                return {name: await self._field(name, one, f"{param}.{name}") for name, one in value.items()}
         return value
+
+    async def _field(self, name: str, value: Any, param: str) -> Any:
+        if _is_identifier(name, value):
+            return value
+        if name == "arguments" and isinstance(value, str):
+            return await self._arguments(value, param)
+        return await self.within(value, param)
+
+    async def _arguments(self, text: str, param: str) -> str:
+        """Arguments of a call are JSON as text, which templates may decode: so its texts pass, not their spelling."""
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return await self.prompt(text, param)
+        except RecursionError:
+            raise RequestError(f"{param} is nested too deeply", param=param, code="invalid_value") from None
+        if not isinstance(value, dict):
+            return await self.prompt(text, param)
+        return json.dumps(await self.within(value, param), ensure_ascii=False)
+
+    async def _name(self, name: str, param: str) -> None:
+        """A name in an object passes or is refused: under another one its value would mean something else."""
+        if await self.prompt(name, param) != name:
+            raise RequestError(
+                f"{param} is refused: a filter would change a name in it", param=param, code="content_filter"
+            )
 
     def answer(self, prompt: Callable[[], str]) -> FilteredAnswer | None:
         """For one answer; None where no filter reads it."""

@@ -230,12 +230,16 @@ class Frontend:
         """What their texts pass through; raises RequestError where they would be told another way."""
         if not self.filters.read_answers:
             return None
-        if any(choice.tells_logprobs for choice in choices):
-            raise RequestError(
-                "logprobs are not possible where answers are filtered (--filter): they tell all tokens",
-                param="logprobs",
-                code="invalid_value",
-            )
+        for param, told in (
+            ("logprobs", any(choice.tells_logprobs for choice in choices)),
+            ("prompt_logprobs", any(choice.params.prompt_logprobs is not None for choice in choices)),
+        ):
+            if told:
+                raise RequestError(
+                    f"{param} are not possible where answers are filtered (--filter): they tell all tokens",
+                    param=param,
+                    code="invalid_value",
+                )
         tokenizer = self.tokenizer
         return [
             answer

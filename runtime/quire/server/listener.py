@@ -1,7 +1,8 @@
 """The edge to the network: the socket, uvicorn's settings, and clients that neither send nor read.
 
-uvicorn bounds no head of a request; here it has `MAX_HEAD_BYTES`, more or less, and beyond that 431. It stops handing data to a connection whose client does not read (64 KiB wait in this process, then its answer waits too), but waits
-for ever; and a client may take for ever to send a request. Both are cut here after `client_timeout_s`, which ends their requests
+uvicorn bounds neither the head of a request nor the trailers behind its body; here they have `MAX_HEAD_BYTES`, more or less, and beyond
+that 431. It stops handing data to a connection whose client does not read (64 KiB wait in this process, then its answer waits too), but
+waits for ever; and a client may take for ever to send a request. Both are cut here after `client_timeout_s`, which ends their requests
 as if they had left.
 """
 
@@ -75,7 +76,7 @@ class PatientProtocol(HttpToolsProtocol):
     _sending: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
     _in_head: bool = False
-    _head_bytes: int = 0
+    _held_bytes: int = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -89,12 +90,26 @@ class PatientProtocol(HttpToolsProtocol):
     # --- the client sends ---
 
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._in_head
+        self._held_bytes += len(data)  # what moves the request on puts it to 0 again
         super().data_received(data)
-        if was_in_head and self._in_head:  # all of it was head
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse(431, f"the head of a request may have {MAX_HEAD_BYTES} bytes", "head_too_large")
+        if self.transport.is_closing():
+            return
+        if self._held_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+        elif self._reading is None and self.timeout_keep_alive_task is None and self.cycle.response_complete:
+            self._await_request()  # line ends between requests: they ended uvicorn's wait, and begin nothing
+
+    def _refuse_head(self) -> None:
+        """Say that head or trailers are too long, unless that would be taken for the answer to another request, or stand within one."""
+        cycle = self.cycle
+        if self._in_head:  # the cycle is the request before
+            free = cycle is None or cycle.response_complete
+        else:
+            free = cycle is None or (cycle.more_body and not cycle.response_started)
+        if free:
+            self._refuse(431, f"head and trailers of a request may have {MAX_HEAD_BYTES} bytes", "head_too_large")
+        else:
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is no HTTP/1.1 request", "invalid_http")
@@ -109,7 +124,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._held_bytes = True, 0
         self._await_request()
 
     def on_headers_complete(self) -> None:
@@ -117,10 +132,12 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, data: bytes) -> None:
+        self._held_bytes = 0
         super().on_body(data)
         self._await_request()
 
     def on_message_complete(self) -> None:
+        self._held_bytes = 0
         self._request_came()
         super().on_message_complete()
 

@@ -16,7 +16,7 @@ from quire.request import SamplingParams
 from quire.server.frontend import Frontend
 from quire.server.protocol import MAX_PROMPTS, ChatMessage, CompletionBody, GenerateBody, Sampling
 from quire.text import IN_THREAD_CHARS, Tokenizer
-from quire.text.messages import plain_message
+from quire.text.messages import PARTS_JOINT, plain_message
 from quire.text.tool_use import adapted, habits_of
 
 END_CHARS = 64
@@ -81,7 +81,7 @@ async def encode_chat(
         raise _too_long(f"there are {len(messages)} messages", limit, "messages")
 
     if filters := frontend.filters:
-        told = await filters.within([message.model_dump() for message in messages], "messages")
+        told = await filters.within([_joined(message.model_dump()) for message in messages], "messages")
         messages = [ChatMessage.model_validate(message) for message in told]
         tools = await filters.within(list(tools), "tools")
         variables = await filters.within(dict(variables or {}), "chat_template_kwargs")
@@ -186,6 +186,14 @@ def _roughly(message: ChatMessage) -> int:
     if message.tool_calls or isinstance(message.content, list):
         return IN_THREAD_CHARS
     return len(message.content or "")
+
+
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose text parts are the one text that they are for the model, so that filters see it as a whole."""
+    content = message["content"]
+    if not isinstance(content, list) or any(part["type"] != "text" or part["text"] is None for part in content):
+        return message
+    return {**message, "content": PARTS_JOINT.join(part["text"] for part in content)}
 
 
 def _plain(message: ChatMessage, index: int, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from quire.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+RETRY_S = 30.0
+"""A bad file that does not change is read again so seldom: what was wrong may lie beside it, such as its mode."""
 
 T = TypeVar("T")
 Stamp = tuple[int, int, int]
@@ -35,6 +37,8 @@ class Watched(Generic[T]):
         self._clock = clock
         self._looked_s = clock()
         self._stamps = [_stamp(file) for file in files]  # before reading: a change in between is seen the next time
+        self._failed: list[Stamp | None] | None = None
+        self._failed_s = 0.0
         self._told = ""
         self._value = read()
 
@@ -49,16 +53,17 @@ class Watched(Generic[T]):
 
     def _look(self) -> None:
         stamps = [_stamp(file) for file in self._files]
-        if stamps == self._stamps:
+        if stamps == self._stamps or (stamps == self._failed and self._looked_s - self._failed_s < RETRY_S):
             return
         try:
             self._value = self._read()
         except ConfigError as exc:
+            self._failed, self._failed_s = stamps, self._looked_s
             if str(exc) != self._told:
                 self._told = str(exc)
                 _log.error("%s; %s read before stays in use", exc, self._what)
             return
-        self._stamps, self._told = stamps, ""
+        self._stamps, self._failed, self._told = stamps, None, ""
         _log.info("read %s again: %s", self._what, ", ".join(map(str, self._files)))
 
 

@@ -152,6 +152,11 @@ def _until_mark(text: str) -> str:
     return kept if text.startswith(_BLANK, end + 1) else kept.rstrip()
 
 
+def without_marks(text: str) -> str:
+    """Text of a request without the characters that have a meaning here and none for the model."""
+    return text.replace(BREAK, "").replace(_HERE, "")
+
+
 class Defuser:
     """Breaks up special tokens in user text: whole ones anywhere, and pieces of them at its ends."""
 
@@ -165,7 +170,7 @@ class Defuser:
 
     def text(self, text: str) -> str:
         """`text` with `BREAK` wherever a special token begins, might begin at its end, or might end at its beginning."""
-        text = text.replace(BREAK, "").replace(_HERE, "")
+        text = without_marks(text)
         cuts: set[int] = set()
         if any(first in text for first in self._firsts):  # plain searches: fast on long texts with hundreds of tokens
             for token in self._tokens:

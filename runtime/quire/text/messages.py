@@ -7,6 +7,8 @@ from typing import Any
 
 from quire.errors import RequestError
 
+PARTS_JOINT = "\n"
+
 
 def plain_message(message: Mapping[str, Any], index: int, *, knows_developer: bool) -> dict[str, Any]:
     """A message whose content is text; parts of type text are joined by line breaks.
@@ -41,4 +43,4 @@ def _text(content: object, role: str, where: str) -> str | None:
                 code="unsupported_content",
             )
         texts.append(text)
-    return "\n".join(texts)
+    return PARTS_JOINT.join(texts)

@@ -29,6 +29,7 @@ from scripted_engine import ScriptedEngine
 RULES = r"""
 - {pattern: '\b\d{3}-\d{2}\b', replace: '[number]', longest: 6}
 - {pattern: '(?i)bluebird', refuse: this project is not to be talked about}
+- {pattern: 'red\sbird', refuse: this project is not to be talked about}
 - {pattern: '(?<=say )(\w+)', replace: '<\1>', in: [prompt]}
 """
 
@@ -43,7 +44,12 @@ def texts(*parts: str) -> Any:
 
 def called(text: str) -> dict[str, Any]:
     """A call of a tool in the history."""
-    function = {"name": "f", "arguments": json.dumps({"a": text})}
+    return spelled(json.dumps({"a": text}))
+
+
+def spelled(arguments: str) -> dict[str, Any]:
+    """The same with arguments as they stand."""
+    function = {"name": "f", "arguments": arguments}
     return {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
 
 
@@ -89,9 +95,22 @@ async def test_prompts_are_changed_or_refused(tmp_path: Path) -> None:
             (await live.complete(ids_of("Bluebird")), "prompt"),
             (await live.complete(["x", "bluebird"]), "prompt"),
             (await live.chat("bluebird", stream=True), "messages.0.content"),
-            (await live.chat(texts("x", "bluebird")), "messages.0.content.1.text"),
+            (await live.complete("blue\ufdd0bird"), "prompt"),
+            (await live.chat("blue\ufdd0b\ufdd1ird"), "messages.0.content"),
+            (await live.chat(texts("x", "bluebird")), "messages.0.content"),
+            (await live.chat(texts("a red", "bird")), "messages.0.content"),
+            (await live.chat(chat_template_kwargs={"a bluebird": 1}), "chat_template_kwargs"),
+            (await live.chat(tools=[offered("x", bluebird={})]), "tools.0.function.parameters.properties"),
             (await live.chat(chat_template_kwargs={"a": ["bluebird"]}), "chat_template_kwargs.a.0"),
-            (await live.chat(messages=[ASKED, called("bluebird")]), "messages.1.tool_calls.0.function.arguments"),
+            (await live.chat(messages=[ASKED, called("bluebird")]), "messages.1.tool_calls.0.function.arguments.a"),
+            (
+                await live.chat(messages=[ASKED, spelled(r'{"a": "\u0062luebird"}')]),
+                "messages.1.tool_calls.0.function.arguments.a",
+            ),
+            (
+                await live.chat(messages=[ASKED, spelled('{"a": "bluebird')]),
+                "messages.1.tool_calls.0.function.arguments",
+            ),
             (await live.chat(messages=[{**ASKED, "name": "bluebird"}]), "messages.0.name"),
             (await live.chat(messages=[ASKED, answered("a bluebird")]), "messages.1.tool_call_id"),
             (await live.chat(tools=[offered("a bluebird")]), "tools.0.function.description"),
@@ -100,6 +119,8 @@ async def test_prompts_are_changed_or_refused(tmp_path: Path) -> None:
             error = response.json()["error"]
             assert (response.status_code, error["code"], error["param"]) == (400, "content_filter", param)
             assert "this project is not to be talked about" in error["message"] and "luebird" not in error["message"]
+        changed = (await live.chat(tools=[offered("x", **{"say no": {}})])).json()["error"]
+        assert (changed["param"], changed["code"]) == ("tools.0.function.parameters.properties", "content_filter")
         chat = (await live.chat("say no")).json()
         assert "say <no>" in chat["choices"][0]["message"]["content"]
 
@@ -120,8 +141,9 @@ async def test_answers_are_changed_or_refused(tmp_path: Path) -> None:
         assert reason == "content_filter" and "lue" not in text and "about project ".startswith(text)
         assert await live.metric('quire_requests_finished_total{finish_reason="content_filter"}') == 2
         assert len(engine.aborted) <= 2 and live.frontend.num_in_flight == 0
-        refused = await live.complete("x", logprobs=1, top_k=1)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+        for param in ("logprobs", "prompt_logprobs"):
+            refused = await live.complete("x", top_k=1, **{param: 1})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 async def test_a_refused_answer_ends_in_the_engine(tmp_path: Path) -> None:

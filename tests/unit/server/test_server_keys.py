@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 
 from live_server import Live, ids_of, live_server
 from quire.config import ServeConfig
 from quire.entrypoints import cli
-from quire.errors import ConfigError
+from quire.errors import ConfigError, OverloadedError
 from quire.server.app import create_app
-from quire.server.auth.guard import HEALTH_PATHS, METRICS_PATH
-from quire.server.auth.keys import KeySet, Limits, digest_of, keys_of, line_of, new_key
+from quire.server.auth.guard import HEALTH_PATHS, METRICS_PATH, Guard
+from quire.server.auth.keys import KeySet, Limits, Principal, digest_of, keys_of, line_of, new_key
 from quire.server.frontend import Frontend
+from quire.server.watched import LOOK_S, RETRY_S, Watched
 from scripted_engine import ScriptedEngine
 from server_routes import routes_of
 
@@ -115,6 +117,8 @@ async def test_a_file_of_keys_is_read_again_when_it_changes(tmp_path: Path, capl
     ("line", "words"),
     [
         ("al/ice sha256:" + "0" * 64, "begins with a name"),
+        ("key-2 sha256:" + "0" * 64, "not everybody or key-N"),
+        ("everybody sha256:" + "0" * 64, "not everybody or key-N"),
         ("alice", "quire key hash alice"),
         ("alice secret-key", "after the name comes sha256:"),
         ("alice sha256:" + "0" * 63, "after the name comes sha256:"),
@@ -150,6 +154,54 @@ def test_a_key_is_found_among_many_and_only_that() -> None:
     found = keys.find(b"key-4321")
     assert found is not None and found.name == "user-4321"
     assert keys.find(b"key-5000") is None and keys.find(b"") is None and keys.find(digest_of("key-1")) is None
+
+
+async def test_an_empty_credential_is_none() -> None:
+    guard = Guard(ServeConfig.model_construct(api_key=("",)))
+    for name, value in (("authorization", "Bearer "), ("authorization", "Bearer"), ("x-api-key", " ")):
+        assert await guard.principal(Headers({name: value})) is None
+
+
+async def test_keys_come_before_tokens() -> None:
+    """A token that cannot be checked now keeps nobody out who has a key."""
+
+    class Busy:
+        async def check(self, given: bytes) -> Principal | None:
+            raise OverloadedError("the issuer does not answer", reason="jwt_keys")
+
+    guard = Guard(ServeConfig(api_key=("one",)))
+    guard._tokens = Busy()
+    found = await guard.principal(Headers({"authorization": "Bearer a.b.c", "x-api-key": "one"}))
+    assert found is not None and found.name == "key-1"
+    with pytest.raises(OverloadedError):
+        await guard.principal(Headers({"authorization": "Bearer a.b.c"}))
+
+
+def test_a_bad_file_is_not_read_again_and_again(tmp_path: Path) -> None:
+    now, file, read = [0.0], tmp_path / "file", []
+    file.write_text("good")
+
+    def content() -> str:
+        read.append(now[0])
+        text = file.read_text()
+        if text.startswith("bad"):
+            raise ConfigError(text)
+        return text
+
+    watched = Watched("it", [file], content, clock=lambda: now[0])
+    file.write_text("bad")
+    for _ in range(10):
+        now[0] += LOOK_S
+        assert watched.value == "good"
+    assert read == [0, LOOK_S]
+    file.write_text("bad as well")
+    now[0] += LOOK_S
+    assert watched.value == "good" and len(read) == 3, "another file is another chance"
+    now[0] += RETRY_S
+    assert watched.value == "good" and len(read) == 4, "what was wrong may lie beside the file"
+    file.write_text("better")
+    now[0] += LOOK_S
+    assert watched.value == "better"
 
 
 async def test_limits_of_a_key(tmp_path: Path) -> None:
@@ -237,7 +289,8 @@ def test_the_command_line_makes_keys(
         assert capsys.readouterr().out == out
         assert main("key", "hash", "alice") == 2
     assert "standard input" in capsys.readouterr().err
-    assert main("key", "new", "a b") == 2
-    assert "NAME must be" in capsys.readouterr().err
+    for name in ("a b", "key-1", "everybody"):
+        assert main("key", "new", name) == 2
+        assert "NAME must be" in capsys.readouterr().err
     (found,) = keys_of(out, source="f", defaults=Limits())
     assert (found.principal.name, found.digest) == ("alice", digest_of(key))

@@ -24,6 +24,7 @@ from live_server import Live, events_of, ids_of, live_server
 from quire.config import ServeConfig
 from quire.errors import ConfigError
 from quire.logs import JsonFormatter
+from quire.server.listener import MAX_HEAD_BYTES
 from quire.server.tls import tls_context
 from scripted_engine import ScriptedEngine
 
@@ -105,6 +106,60 @@ async def test_the_memory_of_a_head_is_bounded(tmp_path: Path) -> None:
             answer = await reader.read(17)
             assert answer == b"HTTP/1.1 431 Requ"
         assert (await live.chat()).status_code == 200
+
+
+TRAILED = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n".encode()
+
+
+@pytest.mark.parametrize("api_key", [(), ("k",)])
+@pytest.mark.parametrize("trailer", [b"x: y\r\n", b"y" * 6])
+async def test_trailers_are_bounded(tmp_path: Path, api_key: tuple[str, ...], trailer: bytes) -> None:
+    """They are told so while the body is awaited; with the answer on its way (here a 401) they are cut."""
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG), api_key=api_key) as live:
+        async with connection(live) as (reader, writer), asyncio.timeout(30):
+            writer.write(TRAILED)
+            if api_key:
+                assert b" 401 " in await reader.readuntil(b"\r\n")
+            sent = 0
+            with pytest.raises(ConnectionError):
+                while not reader.at_eof() and sent < 10_000_000:
+                    writer.write(trailer * 1000)
+                    sent += len(trailer) * 1000
+                    await writer.drain()
+                    await live.http.get("/version")
+                if not api_key:
+                    assert b" 431 " in await reader.readline()
+                raise ConnectionResetError  # closed, not reset
+            assert sent < 10 * MAX_HEAD_BYTES
+        live.http.headers["authorization"] = "Bearer k"
+        assert (await live.chat()).status_code == 200
+
+
+async def test_a_long_body_in_small_chunks_is_no_head(tmp_path: Path) -> None:
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG)) as live:
+
+        async def pieces() -> AsyncIterator[bytes]:
+            body = json.dumps({**BODY, "user": "x" * 200_000}).encode()
+            for start in range(0, len(body), 1000):
+                yield body[start : start + 1000]
+
+        assert (await live.http.post(CHAT, content=pieces())).status_code == 200
+
+
+async def test_a_line_end_between_requests_keeps_no_connection_for_ever(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG), client_timeout=0.05) as live:
+        async with connection(live) as (reader, writer), asyncio.timeout(10):
+            for _ in range(2):
+                writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+                assert b"version" in await reader.readuntil(b"}")
+                writer.write(b"\r\n")
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+                raise ConnectionResetError  # closed, not reset
+        assert "did not send the rest of its request" in caplog.text
 
 
 async def test_who_keeps_a_connection_for_later_is_not_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,12 +15,11 @@ from starlette.datastructures import Headers
 from quire.config import ServeConfig
 from quire.errors import ConfigError
 from quire.server.auth.keyring import Keyring
-from quire.server.auth.keys import Principal
+from quire.server.auth.keys import EVERYBODY, Principal
 from quire.server.auth.rates import Lease, Limits, Rates, Refusal, headers_of
 
 HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 METRICS_PATH = "/metrics"
-EVERYBODY = "everybody"
 
 
 class Checker(Protocol):
@@ -48,13 +47,18 @@ class Guard:
 
     async def principal(self, headers: Headers) -> Principal | None:
         """Who asks; None without a good key or token. Raises OverloadedError where that cannot be found out now."""
-        if self._keys is None and self._tokens is None:
+        keys, tokens = self._keys, self._tokens
+        if keys is None and tokens is None:
             return Principal(EVERYBODY, self._limits)
-        for given in _credentials(headers):
-            if self._keys is not None and (found := self._keys.find(given)) is not None:
-                return found
-            if self._tokens is not None and (found := await self._tokens.check(given)) is not None:
-                return found
+        credentials = [given for given in _credentials(headers) if given]
+        if keys is not None:
+            for given in credentials:
+                if (found := keys.find(given)) is not None:
+                    return found
+        if tokens is not None:  # after all keys: this may have to wait, and may fail
+            for given in credentials:
+                if (found := await tokens.check(given)) is not None:
+                    return found
         return None
 
     def begin(self, principal: Principal) -> Lease | Refusal:

@@ -24,6 +24,10 @@ PREFIX = "qk_"
 MAX_KEYS = 10_000
 """Reading them again must not hold answers up: so many take about 0.15 s."""
 NAME = re.compile(r"[A-Za-z0-9._@+-]{1,64}")
+NAME_BOUND = "up to 64 of A-Z a-z 0-9 . _ @ + -, and not everybody or key-N, which are taken"
+EVERYBODY = "everybody"
+"""Who asks where neither keys nor tokens are configured; the keys of `--api-key` are key-1, key-2, ..."""
+_TAKEN = re.compile(rf"{EVERYBODY}|key-[0-9]+")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _LIMIT_NAMES = frozenset(Limits.__dataclass_fields__)
 
@@ -68,6 +72,11 @@ class KeySet:
         return hmac.digest(self._secret, digest, "sha256")
 
 
+def may_be_named(name: str) -> bool:
+    """Whether a line of the file may have it: `NAME_BOUND`."""
+    return NAME.fullmatch(name) is not None and _TAKEN.fullmatch(name) is None
+
+
 def new_key() -> str:
     """A key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
@@ -106,8 +115,8 @@ def keys_of(text: str, *, source: str, defaults: Limits) -> list[Key]:
 
 def _key(words: list[str], where: str, defaults: Limits) -> Key:
     name, *rest = words
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"{where}: a line begins with a name of up to 64 of A-Z a-z 0-9 . _ @ + -")
+    if not may_be_named(name):
+        raise ConfigError(f"{where}: a line begins with a name of {NAME_BOUND}")
     found = _DIGEST.fullmatch(rest[0]) if rest else None
     if found is None:
         raise ConfigError(
