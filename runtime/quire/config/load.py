@@ -40,9 +40,10 @@ def load(
         return cls(**values)
     except ValidationError as exc:
         error = exc.errors(include_url=False)[0]
-        name, *inside = error["loc"]
-        got = error["input"] if inside else values[str(name)]  # of a list the bad item alone: the others may be secrets
-        raise ConfigError(f"{origins[str(name)]} must be {bound_of(cls, str(name))}, got {got!r}") from None
+        at, *inside = error["loc"]
+        name = str(at)
+        got = error["input"] if inside else values[name]  # of a list the bad item alone: the others may be secrets
+        raise ConfigError(f"{origins[name]} must be {bound_of(cls, name)}, got {got!r}") from None
 
 
 def _shaped(value: Any, kind: str, *, nullable: bool) -> Any:
