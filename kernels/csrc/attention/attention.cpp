@@ -19,12 +19,6 @@ void zero_padding(const AttentionCall& call, int64_t first_row) {
     for (int64_t head = 0; head < call.out.shape[1]; ++head) std::fill_n(call.out.at(row, head), bytes, char(0));
 }
 
-// Per thread; attend() wants it initialised.
-float* scratch(int64_t floats) {
-  thread_local Scratch<float> memory;
-  return memory.reserve(floats);
-}
-
 }  // namespace
 
 void paged_attention(const Kernels& kernels, AttentionCall call, const Tensor& query_start, const Tensor& context_lens) {
@@ -36,10 +30,10 @@ void paged_attention(const Kernels& kernels, AttentionCall call, const Tensor& q
   const std::unique_ptr<float[]> partials(new float[size_t(schedule.partial_floats)]);
   schedule.place(partials.get());
   const int64_t floats = schedule.scratch_floats;
-  const auto attend = [&](int64_t i) { schedule.attend(kernels, call, i, scratch(floats)); };
+  const auto attend = [&](int64_t i) { schedule.attend(kernels, call, i, thread_memory().floats.reserve(floats)); };
   parallel_for(schedule.num_runs(), threads, attend);
   for (const auto& [first, count] : schedule.spans)
-    kernels.merge(call, &schedule.items[size_t(first)], count, scratch(floats));
+    kernels.merge(call, &schedule.items[size_t(first)], count, thread_memory().floats.reserve(floats));
 }
 
 }  // namespace quire

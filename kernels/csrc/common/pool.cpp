@@ -24,6 +24,7 @@ class Pool {
       for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
     } catch (const std::exception&) {  // system_error or bad_alloc
     }
+    for (size_t ready = 0; ready < workers_.size(); ready = ready_.load(std::memory_order_acquire)) ready_.wait(ready);
   }
 
   ~Pool() {
@@ -77,6 +78,10 @@ class Pool {
   }
 
   void work() {
+    thread_memory();
+    std::uncaught_exceptions();  // a place for what is thrown, too
+    ready_.fetch_add(1, std::memory_order_release);
+    ready_.notify_one();
     int seen = 0;
     for (;;) {
       int now = epoch_.load(std::memory_order_acquire);
@@ -98,6 +103,7 @@ class Pool {
   }
 
   std::vector<std::thread> workers_;
+  std::atomic<size_t> ready_{0};
   std::atomic<int> epoch_{0};
   std::atomic<int> gate_{kClosed};
   std::atomic<bool> stopping_{false};
@@ -145,6 +151,11 @@ State& state() {
 }  // namespace
 
 int num_threads() { return state().threads; }
+
+ThreadMemory& thread_memory() {
+  thread_local ThreadMemory memory;
+  return memory;
+}
 
 int threads_for(double multiply_adds) { return int(std::min<double>(num_threads(), 1 + multiply_adds / kWorkPerThread)); }
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "common/memory.h"
+
 namespace quire {
 
 // Looking for work this long before parking hides the wake-up time between kernels of one step; longer would take the core
@@ -19,6 +21,14 @@ inline void relax() {
 // that many, until set_num_threads asks for them again.
 int num_threads();
 void set_num_threads(int count);
+
+// Memory of the calling thread, kept for its next call. Threads of the pool have a place for it from their start: glibc ends
+// the process where there is no memory for a thread's first look at thread-local data, and that must not be amid a request.
+struct ThreadMemory {
+  Scratch<float> floats;
+  Scratch<uint8_t> bytes;
+};
+ThreadMemory& thread_memory();
 
 // A thread is worth waking for this many multiply-adds: some 20 us on a core, several times what it takes to wake one.
 constexpr double kWorkPerThread = 400'000;

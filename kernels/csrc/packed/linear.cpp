@@ -17,12 +17,6 @@ double panel_us(const PackedMatrix& m, int64_t rows) {
   return double(m.panel_bytes()) / 20'000 + multiply_adds / (m.input() == InputKind::int8 ? 80'000 : 40'000);
 }
 
-// Per thread of callers.
-uint8_t* scratch(int64_t bytes) {
-  thread_local Scratch<uint8_t> memory;
-  return memory.reserve(bytes);
-}
-
 }  // namespace
 
 void packed_linear(const PackedKernels& kernels, const Tensor& x, const PackedWeight& weight, const float* bias,
@@ -40,7 +34,7 @@ void packed_linear(const PackedKernels& kernels, const Tensor& x, const PackedWe
   const InputKind kind = weight.input();
   const int64_t record = kernels.record_bytes(kind, weight.cols());
   if (record > 0) {
-    uint8_t* records = scratch(input.num_rows * record);
+    uint8_t* records = thread_memory().bytes.reserve(input.num_rows * record);
     input.records = records;
     const auto prepare = [&](int64_t row) {
       kernels.prepare_row(kind, input.x + row * input.stride, weight.cols(), records + row * record);
