@@ -1,4 +1,4 @@
-"""What would help where the memory is short. Pure: each piece of advice is tried in a plan before it is given.
+"""What would help where the memory is short. Pure: each flag is tried in a plan before it is advised.
 
 Flags come first, for they cost nothing: a smaller step, the same model in fewer bits. Then more memory, then another model.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from quire.config import EngineConfig
 from quire.config.describe import flag_of
 from quire.engine.budget import Budget
-from quire.engine.memory import MemoryPlan, Short, plan
-from quire.engine.need import USEFUL_LEN, Need
+from quire.engine.memory import MemoryPlan, Short, missing_for_all, plan
+from quire.engine.need import Need
 from quire.engine.sampling.logprobs import ROWS
 from quire.errors import ConfigError, ModelError
 from quire.models.executor import Footprint
@@ -37,9 +37,13 @@ def plan_or_advise(
     try:
         return plan(need, budget, swap_budget)
     except Short as short:
-        helping = list(short.fits)
+
+        def first(others: Iterable[Alternative]) -> list[str]:
+            return next(([one.flag] for one in others if _fits(one, need.useful_len, budget, swap_budget)), [])
+
+        helping = [flag for change in short.fits for flag in first([_changed(need, *change)])]
         for others in (_smaller_steps(need), alternatives):
-            helping += next(([one.flag] for one in others if _fits(one.need, budget, swap_budget)), [])
+            helping += first(others)
         raise ModelError(f"{short}; {_words(helping, _more(short, need, budget))}") from None
 
 
@@ -67,15 +71,20 @@ def same_model(builder: Builder, need: Need) -> Iterator[Alternative]:
 
 
 def for_full_length(need: Need, budget: Budget, swap_budget: Budget | None = None) -> str:
-    """What gives a sequence the model's length where the default pool does not; empty where nothing does."""
-    asked = replace(need, config=need.config.model_copy(update={"max_model_len": need.wanted_len}))
+    """What gives a sequence the model's length where the default pool does not, and takes no structured outputs for it; empty where nothing does."""
+    asked = _changed(need, "max_model_len", need.wanted_len)
+    larger, structured = [asked], plan(need, budget, swap_budget).grammars > 0
     try:
-        plan(asked, budget, swap_budget)
+        plan(asked.need, budget, swap_budget)
     except Short as short:
-        return next(iter(short.fits[1:]), "") or _more(short, asked, budget)
+        larger = [_changed(need, *change) for change in short.fits if change[0] != "max_model_len"]
     except (ModelError, ConfigError):
-        return ""
-    return f"--max-model-len {need.wanted_len}"
+        larger = []
+    for one in larger:
+        if _fits(one, need.wanted_len, budget, swap_budget, structured=structured):
+            return one.flag
+    missing = missing_for_all(need, budget, swap_budget)
+    return budget.more(missing) if missing else ""
 
 
 def _lighter(one: Footprint, other: Footprint) -> bool:
@@ -87,17 +96,23 @@ def _smaller_steps(need: Need) -> Iterator[Alternative]:
     for field, least in (("max_num_batched_tokens", LEAST_STEP), ("max_num_seqs", ROWS)):
         value = getattr(need.config, field)
         while (value := value // 2) >= least:
-            smaller: EngineConfig = need.config.model_copy(update={field: value})
-            yield Alternative(f"{flag_of(field)} {value}", replace(need, config=smaller))
+            yield _changed(need, field, value)
 
 
-def _fits(need: Need, budget: Budget, swap_budget: Budget | None) -> bool:
-    """With a pool that is of use."""
+def _changed(need: Need, field: str, value: int | str) -> Alternative:
+    config: EngineConfig = need.config.model_copy(update={field: value})
+    return Alternative(f"{flag_of(field)} {value}", replace(need, config=config))
+
+
+def _fits(
+    one: Alternative, least_len: int, budget: Budget, swap_budget: Budget | None, *, structured: bool = False
+) -> bool:
+    """With a pool that holds so many tokens. structured: and memory for structured outputs."""
     try:
-        found = plan(need, budget, swap_budget)
+        found = plan(one.need, budget, swap_budget)
     except (ModelError, ConfigError):
         return False
-    return found.max_model_len >= min(USEFUL_LEN, need.wanted_len)
+    return found.max_model_len >= least_len and (found.grammars > 0 or not structured)
 
 
 def _more(short: Short, need: Need, budget: Budget) -> str:

@@ -10,7 +10,7 @@ from quire.engine.sampling.restrict import SORTED_ROWS
 from quire.models.executor import Footprint, ModelFacts
 
 USEFUL_LEN = 512
-"""Nothing is advised that leaves a request fewer tokens, where the model has more."""
+"""Nothing is advised that leaves a request fewer tokens, where the model, and the length or pool that was asked for, have more."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,19 @@ class Need:
         if self.config.kv_cache_memory is not None:
             return parse_bytes(self.config.kv_cache_memory, flag="--kv-cache-memory") // self.block_bytes
         return None
+
+    @property
+    def least_blocks(self) -> int:
+        """With fewer it does not start."""
+        if self.config.max_model_len is not None:
+            return self.said_blocks or self.blocks_of(self.wanted_len)
+        return self.said_blocks or 1
+
+    @property
+    def useful_len(self) -> int:
+        """With fewer tokens a start is not worth advising."""
+        useful = min(USEFUL_LEN, self.wanted_len)
+        return min(useful, self.said_blocks * self.config.block_size) if self.said_blocks else useful
 
     def blocks_of(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.block_size)

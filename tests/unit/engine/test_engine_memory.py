@@ -9,88 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from quire.config import EngineConfig, parse_bytes
-from quire.engine.advice import Alternative, plan_or_advise
-from quire.engine.budget import GPUBudget, HostBudget, at_least, at_most
+from quire.engine.budget import GPUBudget, at_least, at_most
 from quire.engine.grammar.limits import nursery_memory
-from quire.engine.host import HostMemory
 from quire.engine.memory import MemoryPlan
 from quire.engine.need import USEFUL_LEN, Need, sampling_bytes
 from quire.engine.prompt_logprobs import PromptSpan, prompt_logprobs
 from quire.engine.sampling import Sampler
 from quire.engine.sampling.processors import default_processors
-from quire.errors import ModelError
 from quire.models import decoder
-from quire.models.description import DecoderDescription, Rope
+from quire.models.description import Rope
 from quire.models.rope import make_tables
 from quire.request import SamplingParams
+from quire_testing.memory_plans import MIB, SMOL, number, planned, refused, tried
 from quire_testing.peak_memory import PeakMemory
 from quire_testing.rows import make_row
-
-MIB = 1 << 20
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SMOL = DecoderDescription(
-    architecture="llama",
-    num_layers=30,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_heads=9,
-    num_kv_heads=3,
-    head_size=64,
-    vocab_size=49152,
-    max_model_len=8192,
-    norm_eps=1e-5,
-    rope=Rope(theta=100_000.0, dim=64),
-    tie_embeddings=True,
-)
-
-
-def planned(
-    mib: int,
-    *,
-    limited: bool = True,
-    apart_mib: int | None = None,
-    gpu: GPUBudget | None = None,
-    model: DecoderDescription = SMOL,
-    loading_mib: int = 0,
-    dtype: str = "float32",
-    others: bool = True,
-    **config: object,
-) -> MemoryPlan:
-    """In main memory of `mib` MiB, or on a GPU. loading_mib: taken while weights are read, in float32. others: --dtype bfloat16 may be
-    advised."""
-    apart_mib = 64_000 if gpu is not None and apart_mib is None else apart_mib
-    memory = HostMemory(available=mib * MIB, limited=limited, limit=(mib + 300) * MIB)
-    apart = None if apart_mib is None else HostMemory(available=apart_mib * MIB, limited=False, limit=apart_mib * MIB)
-    settings = EngineConfig(model="smol", **config)  # type: ignore[arg-type]
-
-    def need(held: torch.dtype) -> Need:
-        found = replace(decoder.footprint(model, held), loading=loading_mib * MIB * held.itemsize // 4)
-        return Need(model, settings, found, kv_dtype_bytes=held.itemsize)
-
-    return plan_or_advise(
-        need(DTYPES[dtype]),
-        [Alternative("--dtype bfloat16", need(torch.bfloat16))] if others else [],
-        gpu or HostBudget(memory),
-        None if apart is None else HostBudget(apart),
-    )
-
-
-def refused(mib: int, **how: Any) -> str:
-    with pytest.raises(ModelError) as caught:
-        planned(mib, **how)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def number(pattern: str, message: str) -> int:
-    """What the pattern's group has found."""
-    found = re.search(pattern, message)
-    assert found, message
-    return int(found.group(1).replace(",", ""))
 
 
 def test_the_sum() -> None:
@@ -292,71 +226,6 @@ def test_a_pool_or_swap_of_few_blocks_is_advised_in_a_size_that_holds_one() -> N
                 assert planned(least + extra, model=bare, **{flag: found[1]}).num_blocks >= 1
 
 
-def tried(mib: int, **how: Any) -> str:
-    """What a start is refused with; empty where it is not."""
-    try:
-        planned(mib, **how)
-    except ModelError as exc:
-        return str(exc)
-    return ""
-
-
-OWN_FLAG = ("--num-blocks", "--kv-cache-memory", "--swap-space")
-
-
-def pieces(message: str) -> list[dict[str, Any]]:
-    """What the sentence advises, as changes of a start."""
-    found: list[dict[str, Any]] = []
-    for flag, value in re.findall(r"(--[a-z-]+) ([a-z0-9]\S*?)(?= fits|,? and so|, or|$)", message.partition("; ")[2]):
-        name = flag.removeprefix("--").replace("-", "_")
-        found.append({name: int(value) if value.isdigit() and name not in ("kv_cache_memory", "swap_space") else value})
-    for amount in re.findall(r"\bto ([\d,]+) MiB", message.partition("; ")[2]):
-        found.append({"mib": int(amount.replace(",", ""))})
-    return found
-
-
-SIZES = st.integers(1, 3000).flatmap(lambda n: st.sampled_from([f"{n}Mi", f"{n}Ki", f"{n * 977}"]))
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    mib=st.integers(300, 2500),
-    limited=st.booleans(),
-    loading_mib=st.sampled_from([0, 100, 500]),
-    asked=st.fixed_dictionaries(
-        {},
-        optional={
-            "max_model_len": st.integers(1, 8192),
-            "num_blocks": st.integers(1, 1500),
-            "kv_cache_memory": SIZES,
-            "swap_space": SIZES,
-            "max_num_batched_tokens": st.sampled_from([64, 512, 8192]),
-            "max_num_seqs": st.sampled_from([1, 64, 512]),
-            "dtype": st.just("bfloat16"),
-        },
-    ),
-)
-def test_whatever_is_advised_leads_to_a_start(mib: int, limited: bool, loading_mib: int, asked: dict[str, Any]) -> None:
-    start: dict[str, Any] = {"mib": mib, "limited": limited, "loading_mib": loading_mib, **asked}
-    message = tried(**start)
-    said_pool = "num_blocks" in asked or "kv_cache_memory" in asked
-    for piece in pieces(message) if message else []:
-        if limited and "mib" in piece:
-            piece["mib"] -= 300  # the limit is that much more than what is available
-        again, changes = message, piece
-        for _ in range(4):
-            start_now = {**start, **changes}
-            again = tried(**start_now)
-            if not again:
-                break
-            two_faults = said_pool and again.startswith("--max-model-len ")  # a pool that is too small for a length
-            assert message.startswith(OWN_FLAG) or two_faults, f"{message} -> {changes} -> {again}"
-            more = pieces(again)
-            assert more, f"{message} -> {changes} -> {again}"
-            changes = {**changes, **more[0]}
-        assert not again, f"{message} -> {changes} -> {again}"
-
-
 def test_swap_space_shares_the_memory_of_a_cpu() -> None:
     without, result = planned(4000), planned(4000, swap_space="512Mi")
     assert without.swap == without.num_swap_blocks == 0
@@ -421,6 +290,14 @@ def test_memory_of_one_grammar_that_is_said_is_left_by_the_pool_or_refused_by_na
     assert planned(1500, grammar_memory="64Mi").grammars >= 192 * MIB
     message = refused(0, gpu=gpu(), apart_mib=2000, grammar_memory="1Gi")
     assert "but the memory plan leaves 2,000 MiB; --grammar-memory 638Mi fits" in message
+    too_long = refused(0, gpu=gpu(0.45), apart_mib=2000, grammar_memory="1Gi", max_model_len=8192)
+    assert too_long.startswith("--grammar-memory 1Gi does not fit: "), (
+        "no other length, and no more of the GPU, changes that"
+    )
+    message = refused(1100, grammar_memory="40Mi", num_blocks=1000)
+    assert "after weights and activations and --grammar-memory 40Mi " in message
+    blocks = number(r"--num-blocks (\d+) fits$", message)
+    assert planned(1100, grammar_memory="40Mi", num_blocks=blocks).grammars >= 120 * MIB
 
 
 def test_swap_space_of_a_gpu_lies_in_the_hosts_memory() -> None:

@@ -190,9 +190,31 @@ def test_lines_and_places_are_those_of_what_was_sent(tokens: llguidance.LLTokeni
     with pytest.raises(library.GrammarError) as caught:
         library.compile_grammar(tokens, Compile("grammar", before + bad))
     sent = before + bad
-    place = len(sent) if line == 1 else sent.index("qy")
+    place = len(sent) if line == 1 else sent.index("\\qy")
     where = f"at line {line}, {sent[max(place - 20, 0) : place]!r} ^ {sent[place : place + 20]!r}"
     assert where in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "bad"),
+    [
+        (r"root ::= [\x41-", r"\q]"),
+        (r"root ::= [\x41-\x42\u00e9", r"\q-z]"),
+        ('root ::= "\\\\\\n\n', r'\q"'),
+        (r'root ::= "\x2d', r'\x4"'),
+        ('root ::= "', r'\ud800"'),
+        (r"root ::= [\x41-", r"\uD800]"),
+        ('root ::= "\\u00e9\n" . [^\\x2d', r'\U00110000-z] "\q"'),
+        (r'root ::= "\\', ""),
+    ],
+    ids=ascii,
+)
+def test_an_escape_that_is_none_is_named_where_it_begins(tokens: llguidance.LLTokenizer, before: str, bad: str) -> None:
+    sent = before + bad
+    with pytest.raises(library.GrammarError) as caught:
+        library.compile_grammar(tokens, Compile("grammar", sent))
+    line = before.count("\n") + 1
+    assert str(caught.value).endswith(f" at line {line}, {before[-20:]!r} ^ {bad[:20]!r}")
 
 
 def test_a_long_chain_of_rules_ends_with_an_answer_or_a_reason(core: EngineCore, tokenizer: Tokenizer) -> None:

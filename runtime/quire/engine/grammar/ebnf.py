@@ -30,6 +30,10 @@ _ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
 _ANY = "[\\x00-\U0010ffff]"
 
 
+class _NoCharacter(ValueError):
+    """What stands behind the last piece is an escape of none."""
+
+
 def is_ebnf(text: str) -> bool:
     """Whether a line begins a rule as EBNF does. No line of Lark begins so."""
     return _RULE.search(text) is not None
@@ -37,12 +41,19 @@ def is_ebnf(text: str) -> bool:
 
 def to_lark(text: str) -> str:
     """The same grammar; its first rule is called root. Raises ValueError with what is wrong, and where."""
-    pieces = list(_pieces(text))
+    pieces: list[tuple[str, str]] = []
+    try:
+        pieces.extend(_pieces(text))
+    except _NoCharacter as exc:
+        place = sum(len(piece) for piece, _ in pieces)
+        raise ValueError(f"{exc} at {Position(text, place)}") from None
     try:
         lark = gbnf_to_lark("".join(written for _, written in pieces))
     except GbnfToLarkError as exc:
         message = str(exc).removesuffix(f" at {exc.pos}")
-        raise ValueError(f"{message} at {Position(text, _place(pieces, exc.pos.pos))}") from None
+        # an escape that is none is named behind its backslash
+        place = _place(pieces, exc.pos.pos) - message.startswith("Invalid")
+        raise ValueError(f"{message} at {Position(text, place)}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except IndexError:
@@ -82,21 +93,25 @@ def _written_out(token: str) -> Iterator[tuple[str, str]]:
         pattern, change = (_IN_TEXT, _of_text) if token[0] == '"' else (_IN_CLASS, _of_class)
         end = 2 if token.startswith("[^") else 1
         yield token[:end], token[:end]
-        for code in pattern.finditer(token, end, len(token) - 1):
-            yield token[end : code.start()], token[end : code.start()]
-            yield code[0], change(code)
-            end = code.end()
+        for found in pattern.finditer(token, end, len(token) - 1):
+            yield token[end : found.start()], token[end : found.start()]
+            yield from change(found)
+            end = found.end()
         yield token[end:], token[end:]
 
 
-def _of_text(code: re.Match[str]) -> str:
+def _of_text(code: re.Match[str]) -> Iterator[tuple[str, str]]:
     character = _character(code[0])
-    return code[0] if character is None else _ESCAPED.get(character, character)
+    yield code[0], code[0] if character is None else _ESCAPED.get(character, character)
 
 
-def _of_class(span: re.Match[str]) -> str:
+def _of_class(span: re.Match[str]) -> Iterator[tuple[str, str]]:
     """A character, or a first and a last one."""
-    return "-".join(_one_of_class(code) for code in span.groups() if code is not None)
+    first, last = span.groups()
+    yield first, _one_of_class(first)
+    if last is not None:
+        yield "-", "-"
+        yield last, _one_of_class(last)
 
 
 def _one_of_class(code: str) -> str:
@@ -107,12 +122,12 @@ def _one_of_class(code: str) -> str:
 
 
 def _character(code: str) -> str | None:
-    """What an escape, or a character as it is, stands for; None where there is no such escape, which the converter says."""
+    """What an escape, or a character as it is, stands for; None where there is no such escape, which the converter says. Raises _NoCharacter."""
     if code[0] != "\\":
         return code
     if len(code) == 2:
         return _NAMED.get(code[1])
     number = int(code.lstrip("\\xuU"), 16)
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise ValueError(f"{code} is no character")
+        raise _NoCharacter(f"{code} is no character")
     return chr(number)
