@@ -1,4 +1,4 @@
-"""`quire`: serve, generate, pull, key, bench, version.
+"""`quire`: serve, generate, pull, fetch, key, bench, version.
 
 Errors made on purpose end with one line, `quire: error: ...`, and no traceback: status 2 for a bad command line or
 configuration, 1 for everything else. Only light modules are imported here, `quire --help` answers at once.
@@ -17,6 +17,7 @@ import typer
 from quire.config import EngineConfig, ServeConfig, load
 from quire.entrypoints.bench import bench
 from quire.entrypoints.command import add_command
+from quire.entrypoints.fetch import fetch, fetch_wait
 from quire.entrypoints.key import key
 from quire.errors import ConfigError, QuireError, RequestError
 
@@ -100,6 +101,8 @@ def version() -> None:
     print(quire.__version__)
 
 
+app.command()(fetch)
+app.command()(fetch_wait)
 add_command(app, ServeConfig, "serve", _serve)
 add_command(app, EngineConfig, "generate", _generate)
 app.add_typer(key, name="key")

@@ -17,12 +17,12 @@ from urllib.parse import unquote, urlsplit
 
 from quire.config import EngineConfig
 from quire.errors import ModelError
+from quire.fetch.wanted import CONFIGURATION, WEIGHTS
 from quire.models import bundled
 
 HUB_TIMEOUT_S = 10.0
 WEIGHTS_INDEX = "model.safetensors.index.json"
 WEIGHTS_FILE = "model.safetensors"
-_HUB_PATTERNS = ["*.json", "*.jinja", "*.model", "tokenizer*", "*.txt"]
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def _hub(model: str, revision: str, tokenizer_only: bool, with_code: bool, say: 
 
     org, name, *file = model.split("/")
     repo = f"{org}/{name}"
-    patterns = _HUB_PATTERNS + ([] if tokenizer_only else ["*.safetensors"]) + (["*.py"] if with_code else [])
+    patterns = [*CONFIGURATION] + ([] if tokenizer_only else [WEIGHTS]) + (["*.py"] if with_code else [])
     if file:
         patterns = [file[0]]
     try:

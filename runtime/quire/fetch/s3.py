@@ -1,0 +1,155 @@
+"""A folder or object in an S3 bucket, or in a store that speaks S3's protocol.
+
+Two kinds of GET are all that is needed, so the signature (AWS Signature Version 4) is made here rather than by the SDK, whose
+service descriptions alone are larger than the rest of this program. Credentials come from AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; without them requests are anonymous.
+S3 lists no SHA-256: a file SHA256SUMS in the folder, as `sha256sum` writes it, is obeyed; otherwise sizes are checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import parse_qsl, quote, urlsplit
+from xml.etree import ElementTree
+
+import httpx
+
+from quire.errors import ModelError
+from quire.fetch.remote import Digest, Get, RemoteFile
+from quire.fetch.wanted import wanted
+
+SUMS = "SHA256SUMS"
+_EMPTY = hashlib.sha256(b"").hexdigest()
+_XML = "{*}"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Of an account; `session` only for temporary ones."""
+
+    key_id: str
+    secret: str
+    session: str | None = None
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Signature(httpx.Auth):
+    """Signature Version 4 of a request without a body; the time is that of the request."""
+
+    def __init__(self, credentials: Credentials, region: str, now: Callable[[], datetime] = _now) -> None:
+        self._credentials = credentials
+        self._region = region
+        self._now = now
+
+    def auth_flow(self, request: httpx.Request) -> Iterator[httpx.Request]:  # type: ignore[override]
+        moment = self._now()
+        request.headers["x-amz-date"] = moment.strftime("%Y%m%dT%H%M%SZ")
+        request.headers["x-amz-content-sha256"] = _EMPTY
+        if self._credentials.session:
+            request.headers["x-amz-security-token"] = self._credentials.session
+        scope = f"{moment:%Y%m%d}/{self._region}/s3/aws4_request"
+        signed = {
+            name: " ".join(value.split())
+            for name, value in request.headers.items()
+            if name in ("host", "range") or name.startswith("x-amz-")
+        }
+        names = ";".join(sorted(signed))
+        canonical = "\n".join(
+            (
+                request.method,
+                request.url.raw_path.partition(b"?")[0].decode(),
+                _query(request.url.query.decode()),
+                "".join(f"{name}:{signed[name]}\n" for name in sorted(signed)),
+                names,
+                _EMPTY,
+            )
+        )
+        text = "\n".join(
+            ("AWS4-HMAC-SHA256", request.headers["x-amz-date"], scope, hashlib.sha256(canonical.encode()).hexdigest())
+        )
+        key = f"AWS4{self._credentials.secret}".encode()
+        for part in scope.split("/"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        signature = hmac.digest(key, text.encode(), "sha256").hex()
+        request.headers["Authorization"] = (
+            f"AWS4-HMAC-SHA256 Credential={self._credentials.key_id}/{scope},SignedHeaders={names},Signature={signature}"
+        )
+        yield request
+
+
+class Bucket:
+    """`s3://BUCKET/PREFIX` (a folder) or `s3://BUCKET/KEY.gguf`."""
+
+    def __init__(self, path: str, *, region: str, endpoint: str | None, credentials: Credentials | None) -> None:
+        bucket, _, key = path.partition("/")
+        self.name = f"s3://{path}"
+        self.auth: httpx.Auth | None = Signature(credentials, region) if credentials else None
+        self._key = key
+        if endpoint:
+            self._base = f"{endpoint.rstrip('/')}/{bucket}"
+        elif "." in bucket:  # a wildcard certificate covers no second dot
+            self._base = f"https://s3.{region}.amazonaws.com/{bucket}"
+        else:
+            self._base = f"https://{bucket}.s3.{region}.amazonaws.com"
+
+    def files(self, get: Get) -> tuple[RemoteFile, ...]:
+        single = self._key.endswith(".gguf")
+        prefix = self._key if single or not self._key else f"{self._key.rstrip('/')}/"
+        sizes = dict(self._listed(get, prefix))
+        if single:
+            if self._key not in sizes:
+                raise ModelError(f"{self.name} is not there")
+            return (RemoteFile(self._key.rpartition("/")[2], self._url(self._key), sizes[self._key]),)
+        inside = {key.removeprefix(prefix): size for key, size in sizes.items()}
+        sums = _sums(get(self._url(prefix + SUMS)).text) if SUMS in inside else {}
+        return tuple(
+            RemoteFile(name, self._url(prefix + name), inside[name], sums.get(name))
+            for name in wanted(self.name, inside)
+        )
+
+    def refusal(self, status: int) -> str:
+        if status in (401, 403):
+            return (
+                "the credentials are missing, wrong or have no right to it (AWS_ACCESS_KEY_ID, "
+                "spec.model.s3.credentialsSecretRef)"
+            )
+        return "check bucket, path, region and endpoint"
+
+    def _url(self, key: str) -> str:
+        return f"{self._base}/{quote(key, safe='/-_.~')}"
+
+    def _listed(self, get: Get, prefix: str) -> Iterator[tuple[str, int]]:
+        token = ""
+        while True:
+            query = f"list-type=2&prefix={quote(prefix, safe='-_.~')}"
+            if token:
+                query = f"continuation-token={quote(token, safe='-_.~')}&{query}"
+            try:
+                page = ElementTree.fromstring(get(f"{self._base}/?{query}").content)
+            except ElementTree.ParseError as exc:
+                raise ModelError(
+                    f"{urlsplit(self._base).netloc} does not answer as S3 does; check the endpoint"
+                ) from exc
+            for item in page.iterfind(f"{_XML}Contents"):
+                yield item.findtext(f"{_XML}Key", ""), int(item.findtext(f"{_XML}Size", "0"))
+            token = page.findtext(f"{_XML}NextContinuationToken", "")
+            if not token:
+                return
+
+
+def _query(query: str) -> str:
+    pairs = sorted(parse_qsl(query, keep_blank_values=True))
+    return "&".join(f"{quote(key, safe='-_.~')}={quote(value, safe='-_.~')}" for key, value in pairs)
+
+
+def _sums(text: str) -> dict[str, Digest]:
+    """Lines of `HEX  NAME` or `HEX *NAME`."""
+    lines = (line.split(maxsplit=1) for line in text.splitlines() if line.strip())
+    return {rest[1].strip().lstrip("*"): Digest("sha256", rest[0].lower()) for rest in lines if len(rest) == 2}
