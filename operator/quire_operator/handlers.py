@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import kopf
@@ -26,11 +27,25 @@ WATCHED_CHILDREN = (
     ("autoscaling", "v2", "horizontalpodautoscalers"),
 )
 
+
+@dataclass(frozen=True)
+class Watched:
+    """Another kind of the group. `key_of` names whom to look at when one of it changed; `children` carry `label` with its name."""
+
+    plural: str
+    key_of: Callable[[Mapping[str, Any]], Key | None]
+    look_again: Callable[[Key], None]
+    children: tuple[tuple[str, str, str], ...] = ()
+    label: str = ""
+
+
 LookAgain = Callable[[Key], None]
 SawVersion = Callable[[Key, str], None]
 
 
-def build_registry(look_again: LookAgain, saw_version: SawVersion) -> kopf.OperatorRegistry:
+def build_registry(
+    look_again: LookAgain, saw_version: SawVersion, others: Sequence[Watched] = ()
+) -> kopf.OperatorRegistry:
     """`saw_version(key, resourceVersion)` tells the watch monitor what the watch of LLMDeployments delivers."""
     registry = kopf.OperatorRegistry()
 
@@ -53,10 +68,30 @@ def build_registry(look_again: LookAgain, saw_version: SawVersion) -> kopf.Opera
 
     for group, version, plural in WATCHED_CHILDREN:
         kopf.on.event(group, version, plural, id=f"child-{plural}", registry=registry)(child_changed)
+    for other in others:
+        _register(registry, other)
     return registry
 
 
-def build_settings() -> kopf.OperatorSettings:
+def _register(registry: kopf.OperatorRegistry, other: Watched) -> None:
+    async def changed(body: Mapping[str, Any], resource: kopf.Resource, **_: Any) -> None:
+        _count(resource.kind or resource.plural)
+        key = other.key_of(body)
+        if key is not None:
+            other.look_again(key)
+
+    async def child_changed(meta: Mapping[str, Any], resource: kopf.Resource, **_: Any) -> None:
+        _count(resource.kind or resource.plural)
+        owner = meta.get("labels", {}).get(other.label)
+        if owner:
+            other.look_again(Key(meta["namespace"], owner))
+
+    kopf.on.event(labels.GROUP, labels.VERSION, other.plural, id=other.plural, registry=registry)(changed)
+    for group, version, plural in other.children:
+        kopf.on.event(group, version, plural, id=f"{other.plural}-{plural}", registry=registry)(child_changed)
+
+
+def build_settings(others: Sequence[Watched] = ()) -> kopf.OperatorSettings:
     """As kopf's author advises for level-triggered work: explicit time limits, nothing stored, no peering, no scanning."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
@@ -73,15 +108,20 @@ def build_settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=f"operator.{labels.GROUP}", v1=False)
     for group, version, plural in WATCHED_CHILDREN:
         settings.watching.label_selectors[group, version, plural] = labels.DEPLOYMENT
+    for other in others:
+        for group, version, plural in other.children:
+            settings.watching.label_selectors[group, version, plural] = other.label
     return settings
 
 
-async def watch(settings: Settings, look_again: LookAgain, saw_version: SawVersion) -> None:
+async def watch(
+    settings: Settings, look_again: LookAgain, saw_version: SawVersion, others: Sequence[Watched] = ()
+) -> None:
     """Runs kopf until it is told to stop (SIGTERM, SIGINT) or cancelled."""
     namespaces = settings.watch_namespaces
     await kopf.operator(
-        registry=build_registry(look_again, saw_version),
-        settings=build_settings(),
+        registry=build_registry(look_again, saw_version, others),
+        settings=build_settings(others),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=namespaces,

@@ -16,10 +16,18 @@ PLURAL = "llmdeployments"
 SINGULAR = "llmdeployment"
 SHORT_NAME = "llmd"
 
+MODEL_CACHE_KIND = "ModelCache"
+MODEL_CACHES = "modelcaches"
+ADAPTER_KIND = "LLMAdapter"
+ADAPTERS = "llmadapters"
+
 DEPLOYMENT = "quire.dev/deployment"
 REVISION = "quire.dev/revision"
 TRACK = "quire.dev/track"
 ROLE = "quire.dev/role"
+
+MODEL_CACHE = "quire.dev/modelcache"
+"""On the claim, the Job and the pod that fill a ModelCache."""
 
 STABLE = "stable"
 LEADER = "leader"
@@ -50,6 +58,11 @@ def child_labels(name: str) -> dict[str, str]:
         "app.kubernetes.io/managed-by": FIELD_MANAGER,
         "app.kubernetes.io/part-of": "quire",
     }
+
+
+def cache_claim(model_cache: str) -> str:
+    """Claim of the ModelCache of that name; LLMDeployments mount it without asking for the ModelCache."""
+    return f"{model_cache}-modelcache"
 
 
 def selector_text(labels: Mapping[str, str]) -> str:

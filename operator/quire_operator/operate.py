@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import httpx2
 from lightkube.core.exceptions import ApiError
 
 from quire_operator import labels
-from quire_operator.cluster import Cluster, connect
-from quire_operator.handlers import watch
+from quire_operator.cluster import Cluster, connect, kinds
+from quire_operator.controllers import Adapters, ModelCaches
+from quire_operator.handlers import Watched, watch
 from quire_operator.health import Probe, WatchMonitor, start_servers
 from quire_operator.metrics_api import MetricsApi
+from quire_operator.observation import Body
 from quire_operator.probe import Samples, Scraper, Verifier
 from quire_operator.reconcile import Reconciler
+from quire_operator.resources import PodDefaults
 from quire_operator.settings import Settings
 from quire_operator.spec import Key
 from quire_operator.workqueue import WorkQueue
@@ -28,6 +31,8 @@ from quire_operator.workqueue import WorkQueue
 log = logging.getLogger(__name__)
 
 CRD_RETRY_S = 2.0
+SMALL_WORKERS = 2
+"""ModelCaches, and LLMDeployments with adapters, that are looked at at the same time."""
 
 
 class Operator:
@@ -40,6 +45,10 @@ class Operator:
         self._verifier = Verifier(settings.router_url, changed=self._look_again)
         self._reconciler = Reconciler(cluster, settings, self._samples, self._verifier)
         self._queue: WorkQueue[Key] = WorkQueue(self._reconciler)
+        self._caches: WorkQueue[Key] = WorkQueue(ModelCaches(cluster, PodDefaults.from_settings(settings)))
+        self._adapters = Adapters(cluster)
+        self._adapter_queue: WorkQueue[Key] = WorkQueue(self._adapters)
+        self._others: tuple[Watched, ...] = ()
         self._monitor = WatchMonitor()
         self._metrics_api = MetricsApi(cluster, settings, self._samples) if settings.metrics_api else None
         self._synced = False
@@ -53,9 +62,11 @@ class Operator:
         )
         try:
             await self._wait_for_definition()
+            self._others = await self._served()
             await self._run_parts()
         finally:
             await self._verifier.close()
+            await self._adapters.close()
             for runner in runners:
                 await runner.cleanup()
 
@@ -68,8 +79,10 @@ class Operator:
             show=self._look_again,
         )
         parts: dict[str, Coroutine[Any, Any, None]] = {
-            "watches": watch(settings, self._look_again, self._monitor.delivered),
+            "watches": watch(settings, self._look_again, self._monitor.delivered, self._others),
             "workers": self._queue.run(settings.workers),
+            "workers of ModelCaches": self._caches.run(SMALL_WORKERS),
+            "workers of LLMAdapters": self._adapter_queue.run(SMALL_WORKERS),
             "resync": self._resync(),
             "scraper": scraper.run(),
         }
@@ -119,10 +132,60 @@ class Operator:
             for key in versions.keys() | set(self._samples.keys()):
                 self._queue.add(key)
             self._synced = True
+            if await self._resync_small_kinds():
+                return
             await asyncio.sleep(self._settings.resync_interval_s)
+
+    def _small_kinds(self) -> tuple[Watched, ...]:
+        caches = (("batch", "v1", "jobs"), ("", "v1", "persistentvolumeclaims"))
+        return (
+            Watched(labels.MODEL_CACHES, _own_key, self._caches.add, caches, labels.MODEL_CACHE),
+            Watched(labels.ADAPTERS, _deployment_key, self._look_at_adapters),
+        )
+
+    async def _served(self) -> tuple[Watched, ...]:
+        """Those of the small kinds that can be watched; the others are waited for, and hold nothing up."""
+        kinds_here = [each for each in self._small_kinds() if await self._listable(each) is not None]
+        for each in self._small_kinds():
+            if each.plural not in {here.plural for here in kinds_here}:
+                log.warning("%s.%s cannot be listed: without them until they can be", each.plural, labels.GROUP)
+        return tuple(kinds_here)
+
+    async def _listable(self, kind: Watched) -> list[Body] | None:
+        """What there is of it; None where its definition or the right to list it is missing."""
+        try:
+            return await self._cluster.list_all(self._settings.watch_namespaces, kinds.SMALL[kind.plural])
+        except ApiError as error:
+            if error.status.code not in (403, 404):
+                raise
+            log.debug("%s.%s are not served: %s", kind.plural, labels.GROUP, error.status.message)
+            return None
+
+    async def _resync_small_kinds(self) -> bool:
+        """True when a definition appeared that was missing at the start: its watch begins with a restart."""
+        watched = {each.plural for each in self._others}
+        for each in self._small_kinds():
+            try:
+                bodies = await self._listable(each)
+            except (ApiError, httpx2.HTTPError) as error:
+                log.warning("resync: %s cannot be listed: %s", each.plural, error)
+                continue
+            if bodies is not None and each.plural not in watched:
+                log.info("%s.%s can be listed now: starting again to watch them", each.plural, labels.GROUP)
+                return True
+            for key in {each.key_of(body) for body in bodies or ()} - {None}:
+                assert key is not None
+                each.look_again(key)
+        return False
+
+    def _look_at_adapters(self, key: Key) -> None:
+        self._adapters.concern(key)
+        self._adapter_queue.add(key)
 
     def _look_again(self, key: Key) -> None:
         self._queue.add(key)
+        if self._adapters.concerns(key):
+            self._adapter_queue.add(key)
 
     def _why_not_ready(self) -> str | None:
         if not self._synced:
@@ -130,6 +193,17 @@ class Operator:
         if self._metrics_api is not None and not self._metrics_api.serving:
             return "custom.metrics.k8s.io is not served yet"
         return None
+
+
+def _own_key(body: Mapping[str, Any]) -> Key | None:
+    metadata = body["metadata"]
+    return Key(metadata["namespace"], metadata["name"])
+
+
+def _deployment_key(body: Mapping[str, Any]) -> Key | None:
+    """Of the LLMDeployment that an LLMAdapter names."""
+    name = (body.get("spec") or {}).get("deployment")
+    return Key(body["metadata"]["namespace"], name) if name else None
 
 
 async def operate(settings: Settings) -> None:

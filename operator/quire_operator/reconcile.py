@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime
 
 from quire_operator import telemetry
 from quire_operator.api import Status
-from quire_operator.cluster import Cluster, kinds
+from quire_operator.cluster import Cluster, Supplies, kinds
 from quire_operator.errors import ApplyError, SpecError
 from quire_operator.observation import Body, Observation, pod_views, workload_views
 from quire_operator.policy import Plan, make_plan, revision_of
 from quire_operator.probe import Samples, Verifier
-from quire_operator.resources import build_deployment, build_hpa, build_pod_template, build_service, workload_name
-from quire_operator.resources.pod import PodDefaults
+from quire_operator.resources import (
+    PodDefaults,
+    build_deployment,
+    build_hpa,
+    build_pod_template,
+    build_service,
+    build_supplies,
+    supply_names,
+    workload_name,
+)
 from quire_operator.settings import Settings
 from quire_operator.spec import Deployment, Key, parse, parse_status
 from quire_operator.status import (
@@ -46,7 +54,8 @@ class Reconciler:
         self._samples = samples
         self._verifier = verifier
         self._url = f"{settings.router_url}/v1"
-        self._defaults = PodDefaults(settings.runtime_image, settings.runtime_image_pull_policy)
+        self._defaults = PodDefaults.from_settings(settings)
+        self._supplies = Supplies(cluster)
 
     async def __call__(self, key: Key) -> Outcome:
         seen = await self._cluster.observe(key)
@@ -99,11 +108,9 @@ class Reconciler:
         if owner.spec.autoscaling is not None and owner.spec.replicas is None:
             await self._cluster.set_scale(owner.key, owner.initial_replicas)
         await self._cluster.apply(build_service(owner), seen.service)
-        refused: ApplyError | None = None
-        try:
-            await self._apply_workload(owner, seen, template, plan, events)
-        except ApplyError as error:  # a typo in the template must not freeze the revision that serves
-            refused = error
+        # A typo in the template must not freeze the revision that serves.
+        refused = await _refusal(self._supply(owner, seen))
+        refused = await _refusal(self._apply_workload(owner, seen, template, plan, events)) or refused
         for revision, before, after in plan.resize:
             await self._cluster.resize(owner.key, workload_name(owner.name, revision), after)
             events.append(Event("Normal", "Scaled", f"revision {revision}: {before} to {after} replicas", "Scale"))
@@ -113,6 +120,11 @@ class Reconciler:
         await self._apply_hpa(owner, seen)
         if refused is not None:
             raise refused
+
+    async def _supply(self, owner: Deployment, seen: Observation) -> None:
+        """What an old revision may still need stays until it has no pods."""
+        alone = sum(item["spec"].get("replicas", 1) > 0 for item in seen.deployments) <= 1
+        await self._supplies.apply(owner, build_supplies(owner, self._defaults), supply_names(owner), prune=alone)
 
     async def _apply_workload(
         self, owner: Deployment, seen: Observation, template: Body, plan: Plan, events: list[Event]
@@ -176,7 +188,16 @@ class Reconciler:
         self._samples.forget(key)
         self._verifier.forget(key)
         self._cluster.forget(key)
+        self._supplies.forget(key)
         telemetry.forget(key.namespace, key.name)
+
+
+async def _refusal(step: Awaitable[None]) -> ApplyError | None:
+    try:
+        await step
+    except ApplyError as error:
+        return error
+    return None
 
 
 def _now() -> str:

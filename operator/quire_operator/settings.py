@@ -29,6 +29,22 @@ class Settings(BaseSettings):
     runtime_image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         default="IfNotPresent", description="imagePullPolicy of the engine container"
     )
+    hub_endpoint: str = Field(
+        default="",
+        pattern=r"^(https?://[^/ ]+\S*)?$",
+        description="hub mirror of models whose LLMDeployment names none; empty: the public hub",
+    )
+    download_https_proxy: str = Field(
+        default="",
+        pattern=r"^(https?://[^/ ]+/?)?$",
+        description="proxy of downloads, unless an LLMDeployment names another",
+    )
+    download_no_proxy: str = Field(default="", description="hosts reached without that proxy, separated by commas")
+    download_ca_config_map: str = Field(
+        default="",
+        description="ConfigMap in each namespace of LLMDeployments whose key ca.crt downloads trust beside the system's authorities",
+    )
+    network_policy: bool = Field(default=True, description="make a NetworkPolicy for each LLMDeployment that wants one")
     namespace: str = Field(default="quire-system", min_length=1, description="namespace the operator runs in")
     service: str = Field(
         default="quire-operator",

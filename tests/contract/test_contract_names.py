@@ -13,7 +13,15 @@ from pydantic import BaseModel
 from quire.metrics import EngineMetrics
 from quire.request import EngineReady
 from quire_operator import labels
-from quire_operator.api import Engine, Spec, Status
+from quire_operator.api import (
+    Engine,
+    LLMAdapterSpec,
+    LLMAdapterStatus,
+    ModelCacheSpec,
+    ModelCacheStatus,
+    Spec,
+    Status,
+)
 from quire_operator.resources.hpa import METRIC_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,9 +51,22 @@ def parts(annotation: typing.Any) -> Iterator[typing.Any]:
 
 
 SPEC_FIELDS = sorted(
-    {(model.__name__, name) for model in models(Spec) if model is not Engine for name in model.model_fields}
+    {
+        (model.__name__, name)
+        for root in (Spec, ModelCacheSpec, LLMAdapterSpec)
+        for model in models(root)
+        if model is not Engine
+        for name in model.model_fields
+    }
 )
-STATUS_FIELDS = sorted({(model.__name__, name) for model in models(Status) for name in model.model_fields})
+STATUS_FIELDS = sorted(
+    {
+        (model.__name__, name)
+        for root in (Status, ModelCacheStatus, LLMAdapterStatus)
+        for model in models(root)
+        for name in model.model_fields
+    }
+)
 
 
 @pytest.mark.parametrize(("model", "field"), SPEC_FIELDS)
@@ -61,7 +82,8 @@ def test_each_field_of_the_spec_is_read_by_somebody(model: str, field: str) -> N
 
 @pytest.mark.parametrize(("model", "field"), STATUS_FIELDS)
 def test_each_field_of_the_status_is_written_by_somebody(model: str, field: str) -> None:
-    assert re.search(rf'\b{field}=|"{field}":', sources(OPERATOR / "status")), f"{model}.{field} is never written"
+    code = sources(OPERATOR / "status") + sources(OPERATOR / "controllers")
+    assert re.search(rf'\b{field}=|"{field}":', code), f"{model}.{field} is never written"
 
 
 def test_each_metric_the_operator_reads_is_exported_by_the_engine_from_the_start() -> None:

@@ -16,8 +16,7 @@ from quire_operator.cluster.drift import marked, settled
 from quire_operator.errors import ApplyError
 from quire_operator.observation import Observation
 from quire_operator.policy import revision_of
-from quire_operator.resources import build_pod_template
-from quire_operator.resources.pod import PodDefaults
+from quire_operator.resources import PodDefaults, build_pod_template
 from quire_operator.spec import Deployment, Key, parse
 from quire_operator.status import Event
 
@@ -121,6 +120,9 @@ class MemoryCluster:
             service=children.get(("Service", key.name)),
             hpa=children.get(("HorizontalPodAutoscaler", key.name)),
         )
+
+    async def get(self, kind: Any, name: str, namespace: str | None = None) -> dict[str, Any] | None:
+        return copy.deepcopy(self.children.get((kind.__name__, name)))
 
     async def apply(self, wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
         kind, name = wanted["kind"], wanted["metadata"]["name"]

@@ -134,6 +134,9 @@ def test_every_value_is_explained() -> None:
         ({"router": {"drainTimeoutSeconds": -1}}, "drainTimeoutSeconds"),
         ({"watchNamespaces": ["Not_A_Namespace"]}, "watchNamespaces"),
         ({"operator": {"logLevel": "loud"}}, "logLevel"),
+        ({"imagePrefix": "mirror.internal"}, "imagePrefix"),
+        ({"downloads": {"hubEndpoint": "hub.internal"}}, "hubEndpoint"),
+        ({"downloads": {"httpsProxy": "http://proxy/path"}}, "httpsProxy"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(render: Render, values: Object, named: str) -> None:
@@ -146,6 +149,9 @@ OTHER: dict[tuple[str, ...], Any] = {
     ("images", "operator", "pullPolicy"): "Never",
     ("imagePullSecrets",): [{"name": "x"}],
     ("watchNamespaces",): ["a", "b"],
+    ("imagePrefix",): "mirror.internal/",
+    ("downloads", "hubEndpoint"): "https://hub.internal",
+    ("downloads", "httpsProxy"): "http://proxy:3128",
 }
 OTHER_BY_NAME: dict[str, Any] = {
     "logLevel": "debug", "logFormat": "json", "type": "NodePort", "annotations": {"a": "b"}, "podAnnotations": {"a": "b"},
@@ -205,6 +211,18 @@ def test_images_default_to_the_version_of_the_chart(render: Render) -> None:
     assert pod_spec(objects, "quire-router")["containers"][0]["image"] == f"quire/operator:{version}"
     env = {entry["name"]: entry["value"] for entry in pod_spec(objects, "quire-operator")["containers"][0]["env"]}
     assert env["QUIRE_OPERATOR_RUNTIME_IMAGE"] == f"quire/runtime:{version}"
+
+
+def test_a_prefix_stands_in_front_of_every_image(render: Render) -> None:
+    objects = render({"imagePrefix": "mirror.internal/quire-mirror/"})
+    images = [
+        container["image"]
+        for item in by_kind(objects, "Deployment")
+        for container in item["spec"]["template"]["spec"]["containers"]
+    ]
+    env = {entry["name"]: entry["value"] for entry in pod_spec(objects, "quire-operator")["containers"][0]["env"]}
+    for image in (*images, env["QUIRE_OPERATOR_RUNTIME_IMAGE"]):
+        assert image.startswith("mirror.internal/quire-mirror/quire/")
 
 
 @pytest.mark.parametrize(("pre", "drain"), [(5, 120), (0, 0), (30, 7200), (0.5, 0.2)])
@@ -352,7 +370,7 @@ def test_a_budget_exists_only_where_a_drain_can_still_go_on(render: Render) -> N
 
 
 def test_the_definitions_are_the_generated_ones_and_are_kept(render: Render) -> None:
-    generated = {path.name: path.read_bytes() for path in (ROOT / "crds").glob("*.yaml")}
+    generated = {path.name: path.read_bytes() for path in sorted((ROOT / "crds").glob("*.yaml"))}
     assert generated == {path.name: path.read_bytes() for path in (CHART / "files" / "crds").glob("*.yaml")}
     rendered = by_kind(render(), "CustomResourceDefinition")
     assert rendered == [yaml.safe_load(text) for text in generated.values()]

@@ -20,7 +20,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{/* Call with (dict "root" $ "image" $.Values.images.operator). */}}
 {{- define "quire.image" -}}
-{{ printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion) }}
+{{ printf "%s%s:%s" .root.Values.imagePrefix .image.repository (.image.tag | default .root.Chart.AppVersion) }}
 {{- end }}
 
 {{/* Where the router answers inside the cluster. */}}

@@ -114,6 +114,18 @@ def seconds(duration: str) -> int:
     return int(timedelta(hours=hours, minutes=minutes, seconds=rest).total_seconds())
 
 
+_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_FACTORS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def size_bytes(size: str) -> int:
+    """`4Gi` to 4294967296. The text has passed `Size`."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)", size)
+    if match is None:
+        raise ValueError(f"not a size: {size!r}")
+    return int(float(match[1]) * _FACTORS[match[2]])
+
+
 def between(low: str, high: str) -> dict[str, Any]:
     """`json_schema_extra` of a Duration field: it is a duration, and lies between two others, both included."""
     bound = f"duration(self) >= duration('{low}') && duration(self) <= duration('{high}')"

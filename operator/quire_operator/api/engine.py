@@ -124,8 +124,8 @@ class Engine(ApiModel):
     )
     queue_timeout: Duration | None = _flag("How long a request may wait before 503, as 30s or 5m.", "5m")
     load_timeout: Duration | None = _flag(
-        "How long finding and loading the model may take before the pod gives up, as 10m or 1h. Pods are given 2h; longer "
-        "loads also need a startupProbe in spec.template.",
+        "How long finding and loading the model may take before the engine gives up, as 10m or 1h. With spec.startupTimeout or "
+        "spec.model.size it follows from these.",
         "30m",
     )
     liveness_timeout: Duration | None = _flag(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pydantic import ConfigDict, Field
 
-from quire_operator.api.base import ApiModel, rule, rules
+from quire_operator.api.base import ApiModel, Duration, ObjectName, between, rule, rules
+from quire_operator.api.download import SecretName
 from quire_operator.api.engine import Engine
 from quire_operator.api.model import Model
-from quire_operator.api.pods import Resources, Template
+from quire_operator.api.pods import NetworkPolicy, Resources, Template
 from quire_operator.api.rollout import Rollout
 from quire_operator.api.scaling import Autoscaling
 from quire_operator.api.status import Status
@@ -45,6 +46,27 @@ class Spec(ApiModel):
     autoscaling: Autoscaling | None = Field(default=None, description="Lets the demand choose the number of replicas.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods move from one revision to the next.")
     resources: Resources = Field(default_factory=Resources, description="Compute resources of each pod.")
+    startup_timeout: Duration | None = Field(
+        default=None,
+        json_schema_extra=between("1m", "24h"),
+        description=(
+            "How long a pod may take from the start of its engine to ready before it is started again; 1m to 24h. Default: 10m and "
+            "1m more for every 3 GB of model.size; 2h where that is not given."
+        ),
+    )
+    network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy, description="Who may reach the pods.")
+    service_account_name: ObjectName | None = Field(
+        default=None,
+        description=(
+            "ServiceAccount of the pods, which must exist. Its token is not mounted. Default: <name>, made by the operator, with "
+            "no rights."
+        ),
+    )
+    image_pull_secrets: tuple[SecretName, ...] = Field(
+        default=(),
+        max_length=8,
+        description="Secrets with registry credentials for the pods' images; at most 8. Default: none.",
+    )
     template: Template = Field(
         default_factory=Template, description="Patch on the pods, for everything not named above."
     )

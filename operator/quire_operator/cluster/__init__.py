@@ -4,5 +4,6 @@ One field manager (`quire-operator`). Nothing is written that is there already. 
 """
 
 from quire_operator.cluster.client import Cluster, connect
+from quire_operator.cluster.supplies import Supplies
 
-__all__ = ["Cluster", "connect"]
+__all__ = ["Cluster", "Supplies", "connect"]

@@ -16,11 +16,11 @@ import httpx2
 from lightkube import AsyncClient
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ApiError
-from lightkube.types import PatchType
+from lightkube.types import CascadeType, PatchType
 
 from quire_operator import labels, telemetry
 from quire_operator.cluster import kinds
-from quire_operator.cluster.drift import marked, settled
+from quire_operator.cluster.drift import dropped, marked, settled
 from quire_operator.errors import ApplyError
 from quire_operator.observation import Body, Observation, owned_by
 from quire_operator.spec import Key
@@ -29,12 +29,6 @@ from quire_operator.status import Event
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 20.0
-
-_KIND_OF = {
-    "Deployment": kinds.Deployment,
-    "Service": kinds.Service,
-    "HorizontalPodAutoscaler": kinds.HorizontalPodAutoscaler,
-}
 
 
 def connect() -> AsyncClient:
@@ -53,6 +47,7 @@ class Cluster:
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
         self._settled: dict[tuple[str, str, str], tuple[str, str]] = {}
+        self._lost: dict[tuple[str, str, str], tuple[str, str | None]] = {}
 
     async def observe(self, key: Key) -> Observation | None:
         """None when the LLMDeployment is gone."""
@@ -74,11 +69,11 @@ class Cluster:
             hpa=hpa,
         )
 
-    async def list_all(self, namespaces: Sequence[str]) -> list[Body]:
-        """Every LLMDeployment of the watched namespaces (none named: of all)."""
+    async def list_all(self, namespaces: Sequence[str], kind: kinds.Kind = kinds.LLMDeployment) -> list[Body]:
+        """Every LLMDeployment (or other kind of ours) of the watched namespaces (none named: of all)."""
         found: list[Body] = []
         for namespace in namespaces or ("*",):
-            found += [item async for item in self.client.list(kinds.LLMDeployment, namespace=namespace, chunk_size=500)]
+            found += [item async for item in self.client.list(kind, namespace=namespace, chunk_size=500)]
         return found
 
     async def get(self, kind: kinds.Kind, name: str, namespace: str | None = None) -> Body | None:
@@ -105,23 +100,38 @@ class Cluster:
         full = marked(wanted)
         mark = full["metadata"]["annotations"][labels.APPLIED_HASH]
         if live is not None:
-            if live["metadata"].get("labels", {}).get(labels.DEPLOYMENT) != metadata["labels"][labels.DEPLOYMENT]:
+            theirs = live["metadata"].get("labels", {})
+            if any(theirs.get(key) != metadata["labels"].get(key) for key in (labels.DEPLOYMENT, labels.MODEL_CACHE)):
                 raise ApplyError(
                     f"{kind} {metadata['namespace']}/{metadata['name']} is there already and was not made by the operator: "
-                    f"delete it, or give the LLMDeployment another name"
+                    f"delete it, or give the {metadata['ownerReferences'][0]['kind']} another name"
                 )
             version = live["metadata"]["resourceVersion"]
             if self._settled.get(where) == (mark, version) or settled(full, live):
+                self._complain(where, mark)
                 return False
         written = await self._refusable(
             where,
             self.client.patch(
-                _KIND_OF[kind], where[2], full, namespace=where[1], patch_type=PatchType.APPLY, force=True
+                kinds.OF[kind], where[2], full, namespace=where[1], patch_type=PatchType.APPLY, force=True
             ),
         )
         self._settled[where] = (mark, written["metadata"]["resourceVersion"])
         telemetry.WRITES.labels(kind=kind).inc()
+        lost = dropped(wanted, written)
+        self._lost[where] = (mark, lost)
+        self._complain(where, mark)
         return True
+
+    def _complain(self, where: tuple[str, str, str], mark: str) -> None:
+        """The API server answers well when it throws a field away; without the field the pods would fail for no visible reason."""
+        known, lost = self._lost.get(where, ("", None))
+        if known == mark and lost is not None:
+            kind, namespace, name = where
+            raise ApplyError(
+                f"{kind} {namespace}/{name} was taken without {lost}, which this cluster does not support: "
+                "turn on the feature gate, upgrade the cluster, or do without the field"
+            )
 
     async def resize(self, key: Key, workload: str, replicas: int) -> None:
         """Set the size of an old revision, whose template we no longer build."""
@@ -135,18 +145,20 @@ class Cluster:
     async def delete(self, kind: kinds.Kind, key: Key, name: str) -> None:
         """No error when it is gone already."""
         try:
-            await self.client.delete(kind, name, namespace=key.namespace)
+            await self.client.delete(kind, name, namespace=key.namespace, cascade=CascadeType.BACKGROUND)
         except ApiError as error:
             if error.status.code != 404:
                 raise
         telemetry.WRITES.labels(kind=kind.__name__).inc()
         self._settled.pop((kind.__name__, key.namespace, name), None)
+        self._lost.pop((kind.__name__, key.namespace, name), None)
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered about the children of a deleted LLMDeployment."""
         for where in list(self._settled):
             if where[1] == key.namespace and key.name in (where[2], where[2].rpartition("-")[0]):
                 del self._settled[where]
+                self._lost.pop(where, None)
 
     async def set_scale(self, key: Key, replicas: int) -> None:
         """Give spec.replicas its first value, through /scale as an autoscaler would."""
@@ -156,20 +168,20 @@ class Cluster:
         )
         telemetry.WRITES.labels(kind="Scale").inc()
 
-    async def write_status(self, body: Body, status: Mapping[str, Any]) -> bool:
+    async def write_status(self, body: Body, status: Mapping[str, Any], *, kind: str = labels.KIND) -> bool:
         """True when something was written; an equal status costs nothing. An object deleted meanwhile is no error."""
         if _comparable(body.get("status") or {}) == _comparable(status):
             return False
         metadata = body["metadata"]
         patch = {
             "apiVersion": labels.API_VERSION,
-            "kind": labels.KIND,
+            "kind": kind,
             "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
             "status": status,
         }
         try:
             await self.client.patch(
-                kinds.LLMDeploymentStatus,
+                kinds.STATUS_OF[kind],
                 metadata["name"],
                 patch,
                 namespace=metadata["namespace"],
@@ -184,7 +196,7 @@ class Cluster:
         telemetry.WRITES.labels(kind="Status").inc()
         return True
 
-    async def post_event(self, body: Body, event: Event) -> None:
+    async def post_event(self, body: Body, event: Event, *, kind: str = labels.KIND) -> None:
         """A lost event is logged, never an error: what it says is in the status too."""
         metadata, now = body["metadata"], datetime.now(UTC)
         stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -199,7 +211,7 @@ class Cluster:
             "type": event.kind,
             "regarding": {
                 "apiVersion": labels.API_VERSION,
-                "kind": labels.KIND,
+                "kind": kind,
                 "name": metadata["name"],
                 "namespace": metadata["namespace"],
                 "uid": metadata["uid"],
@@ -211,9 +223,12 @@ class Cluster:
             log.warning("event %s of %s/%s is lost: %s", event.reason, metadata["namespace"], metadata["name"], error)
         telemetry.WRITES.labels(kind="Event").inc()
 
+    async def listed(self, kind: kinds.Kind, namespace: str, marks: Mapping[str, str]) -> list[Body]:
+        """Those with all the labels `marks`; the objects of a list carry no kind."""
+        return [item async for item in self.client.list(kind, namespace=namespace, labels=dict(marks), chunk_size=500)]
+
     async def _children(self, kind: kinds.Kind, key: Key) -> list[Body]:
-        found = self.client.list(kind, namespace=key.namespace, labels={labels.DEPLOYMENT: key.name})
-        return [item async for item in found]
+        return await self.listed(kind, key.namespace, {labels.DEPLOYMENT: key.name})
 
     async def _refusable(self, where: tuple[str, str, str], request: Awaitable[Any]) -> Any:
         try:

@@ -48,6 +48,23 @@ def settled(full: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
     return all(matches(value, live.get(key)) for key, value in full.items() if key not in ("apiVersion", "kind"))
 
 
+def dropped(wanted: Any, written: Any, path: str = "") -> str | None:
+    """Path of the first field of `wanted` that the server took and threw away, as it does where a feature gate is off."""
+    if isinstance(wanted, Mapping) and isinstance(written, Mapping):
+        for key, value in wanted.items():
+            if value and key not in written:
+                return f"{path}.{key}".removeprefix(".")
+            lost = dropped(value, written.get(key), f"{path}.{key}")
+            if lost is not None:
+                return lost
+    if isinstance(wanted, list) and isinstance(written, list) and len(wanted) == len(written):
+        for number, (one, other) in enumerate(zip(wanted, written, strict=True)):
+            lost = dropped(one, other, f"{path}[{number}]")
+            if lost is not None:
+                return lost
+    return None
+
+
 def digest(wanted: Mapping[str, Any]) -> str:
     """Hash of an object as we apply it."""
     text = json.dumps(wanted, sort_keys=True, separators=(",", ":"))

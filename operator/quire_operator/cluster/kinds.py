@@ -9,11 +9,10 @@ from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedR
 
 from quire_operator import labels
 
-_OWN = ResourceDef(labels.GROUP, labels.VERSION, labels.KIND)
 
-
-def _subresource(action: str) -> ApiInfo:
-    return ApiInfo(resource=_OWN, plural=labels.PLURAL, verbs=["get", "patch"], parent=_OWN, action=action)
+def _subresource(action: str, kind: str = labels.KIND, plural: str = labels.PLURAL) -> ApiInfo:
+    own = ResourceDef(labels.GROUP, labels.VERSION, kind)
+    return ApiInfo(resource=own, plural=plural, verbs=["get", "patch"], parent=own, action=action)
 
 
 class LLMDeployment(GenericNamespacedResource):
@@ -26,6 +25,22 @@ class LLMDeploymentStatus(GenericNamespacedResource):
 
 class LLMDeploymentScale(GenericNamespacedResource):
     _api_info = _subresource("scale")
+
+
+class ModelCache(GenericNamespacedResource):
+    _api_info = create_api_info(labels.GROUP, labels.VERSION, labels.MODEL_CACHE_KIND, labels.MODEL_CACHES)
+
+
+class ModelCacheStatus(GenericNamespacedResource):
+    _api_info = _subresource("status", labels.MODEL_CACHE_KIND, labels.MODEL_CACHES)
+
+
+class LLMAdapter(GenericNamespacedResource):
+    _api_info = create_api_info(labels.GROUP, labels.VERSION, labels.ADAPTER_KIND, labels.ADAPTERS)
+
+
+class LLMAdapterStatus(GenericNamespacedResource):
+    _api_info = _subresource("status", labels.ADAPTER_KIND, labels.ADAPTERS)
 
 
 class Deployment(GenericNamespacedResource):
@@ -42,6 +57,30 @@ class Pod(GenericNamespacedResource):
 
 class HorizontalPodAutoscaler(GenericNamespacedResource):
     _api_info = create_api_info("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+
+
+class ServiceAccount(GenericNamespacedResource):
+    _api_info = create_api_info("", "v1", "ServiceAccount", "serviceaccounts")
+
+
+class PersistentVolumeClaim(GenericNamespacedResource):
+    _api_info = create_api_info("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+
+
+class PodDisruptionBudget(GenericNamespacedResource):
+    _api_info = create_api_info("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+
+
+class NetworkPolicy(GenericNamespacedResource):
+    _api_info = create_api_info("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
+
+
+class ResourceClaimTemplate(GenericNamespacedResource):
+    _api_info = create_api_info("resource.k8s.io", "v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+
+
+class Job(GenericNamespacedResource):
+    _api_info = create_api_info("batch", "v1", "Job", "jobs")
 
 
 class Event(GenericNamespacedResource):
@@ -62,3 +101,29 @@ class APIService(GenericGlobalResource):
 
 Kind = type[Any]
 """One of the classes above."""
+
+OF: dict[str, Kind] = {
+    kind.__name__: kind
+    for kind in (
+        Deployment,
+        Service,
+        HorizontalPodAutoscaler,
+        ServiceAccount,
+        PersistentVolumeClaim,
+        PodDisruptionBudget,
+        NetworkPolicy,
+        ResourceClaimTemplate,
+        Job,
+    )
+}
+"""Kinds that are applied, by name."""
+
+STATUS_OF: dict[str, Kind] = {
+    labels.KIND: LLMDeploymentStatus,
+    labels.MODEL_CACHE_KIND: ModelCacheStatus,
+    labels.ADAPTER_KIND: LLMAdapterStatus,
+}
+"""Status subresource of each kind of ours."""
+
+SMALL: dict[str, Kind] = {labels.MODEL_CACHES: ModelCache, labels.ADAPTERS: LLMAdapter}
+"""The kinds beside LLMDeployment, by plural."""

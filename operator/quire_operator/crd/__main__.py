@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 from quire_operator.crd import manifest, reference
+from quire_operator.crd.kinds import KINDS
 
 
 def outputs() -> dict[str, str]:
     """Path below the repository's root to content."""
-    crd = manifest.crd_yaml()
+    crds = {manifest.file_name(kind): manifest.crd_yaml(kind) for kind in KINDS}
     return {
-        f"crds/{manifest.FILE_NAME}": crd,
-        f"charts/quire/files/crds/{manifest.FILE_NAME}": crd,
+        **{f"{folder}/{name}": text for folder in ("crds", "charts/quire/files/crds") for name, text in crds.items()},
         f"docs/{reference.FILE_NAME}": reference.reference(),
     }
 

@@ -1,43 +1,42 @@
-"""The field reference `docs/llmdeployment.md`, from the same schema the CRD has. Pure."""
+"""The field reference `docs/llmdeployment.md`, from the same schemas the CRDs have. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from quire_operator import labels
+from quire_operator.crd.kinds import KINDS, Kind
 from quire_operator.crd.schema import openapi_schema
+from quire_operator.labels import API_VERSION
 
 FILE_NAME = "llmdeployment.md"
 
-_INTRO = f"""<!-- Generated from quire_operator.api by `make manifests`; edits here are lost. -->
-# LLMDeployment ({labels.API_VERSION})
+_HEADER = "<!-- Generated from quire_operator.api by `make manifests`; edits here are lost. -->\n"
+_CHANGES = """
+## Versions
 
-Short name `{labels.SHORT_NAME}`. What happens behind it: [operator.md](operator.md). The same text in the cluster: `kubectl explain {labels.SHORT_NAME}.spec`.
-
-```yaml
-apiVersion: {labels.API_VERSION}
-kind: {labels.KIND}
-metadata:
-  name: smollm2
-spec:
-  model:
-    source: file:///models/smollm2.gguf
-  replicas: 1
-```
+`v1alpha1` is served and stored. Within it fields are added, bounds are widened and defaults of new fields are chosen so that a
+stored object means what it meant; nothing is renamed, removed or narrowed. What cannot be done so waits for `v1alpha2`, which
+will be served beside `v1alpha1` and converted both ways by the operator, stored once no release that reads only the old one is supported.
 """
 
 
 def reference() -> str:
-    """The file as it is committed."""
-    schema = openapi_schema()
-    parts = [_INTRO]
+    """The file as it is committed: all kinds on one page."""
+    return _HEADER + "".join(part for kind in KINDS for part in _page(kind)) + _CHANGES
+
+
+def _page(kind: Kind) -> Iterator[str]:
+    schema, short = openapi_schema(kind.model), kind.short_names[0]
+    yield f"{chr(10) if kind is not KINDS[0] else ''}# {kind.name} ({API_VERSION})\n\n{kind.about}\n\n"
+    yield f"Short name `{short}`. What happens behind it: [operator.md](operator.md). The same text in the cluster: "
+    yield f"`kubectl explain {short}.spec`.\n\n"
+    yield f"```yaml\napiVersion: {API_VERSION}\nkind: {kind.name}\nmetadata:\n  name: smollm2\n{kind.example}```\n"
     for section in ("spec", "status"):
-        parts.append(f"\n## {section}\n\n| field | type | meaning |\n|---|---|---|\n")
-        parts.extend(_rows(section, schema["properties"][section]))
-    parts.append("\n## Rules\n\nRefused by `kubectl apply`, with the sentence:\n\n")
-    parts.extend(_rule_lines("", schema))
-    return "".join(parts)
+        yield f"\n## {kind.name}: {section}\n\n| field | type | meaning |\n|---|---|---|\n"
+        yield from _rows(section, schema["properties"][section])
+    yield f"\n## {kind.name}: rules\n\nRefused by `kubectl apply`, with the sentence:\n\n"
+    yield from _rule_lines("", schema)
 
 
 def _rows(path: str, schema: dict[str, Any]) -> Iterator[str]:

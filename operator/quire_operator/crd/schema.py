@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire_operator.api import LLMDeployment
+from pydantic import BaseModel
 
 Schema = dict[str, Any]
 
 _DROPPED = ("title", "$defs", "default", "additionalProperties", "const")
 
 
-def openapi_schema() -> Schema:
-    """The `openAPIV3Schema` of the CRD."""
-    raw = LLMDeployment.model_json_schema(by_alias=True)
+def openapi_schema(model: type[BaseModel]) -> Schema:
+    """The `openAPIV3Schema` of the CRD of one kind."""
+    raw = model.model_json_schema(by_alias=True)
     schema = _structural(raw, raw["$defs"])
     schema["properties"] = {
         "apiVersion": {"type": "string"},
@@ -58,8 +58,8 @@ def _property(node: Schema, defs: dict[str, Schema], *, required: bool) -> Schem
     default = node.get("default")
     if default not in (None, [], {}, ""):
         out["default"] = default
-    elif not required and out.get("type") == "object" and _has_defaults(out):
-        # An absent object is filled in, so that the defaults inside it hold.
+    elif "default" not in node and not required and out.get("type") == "object" and _has_defaults(out):
+        # An absent object is filled in, so that the defaults inside it hold; one whose default is none stays absent.
         out["default"] = {}
     return _ordered(out)
 
@@ -86,7 +86,7 @@ def _resolve(node: Schema, defs: dict[str, Schema]) -> Schema:
         rules = [*inner.get("x-kubernetes-validations", ()), *rest.get("x-kubernetes-validations", ())]
         node = {**inner, **rest}
         if rules:
-            node["x-kubernetes-validations"] = rules
+            node["x-kubernetes-validations"] = [rule for n, rule in enumerate(rules) if rule not in rules[:n]]
 
 
 _ORDER = ("description", "type", "format", "default", "enum", "required", "properties", "items")

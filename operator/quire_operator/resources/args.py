@@ -6,9 +6,9 @@ from typing import Any
 
 from quire_operator import labels
 from quire_operator.api import Engine, seconds
+from quire_operator.resources.deadlines import startup_is_known, startup_s
+from quire_operator.resources.source import model_argument
 from quire_operator.spec import Deployment
-
-PVC_MOUNT = "/mnt/model"
 
 _DURATIONS = frozenset(name for name, hint in Engine.__annotations__.items() if str(hint).startswith("Duration"))
 _NOT_FLAGS = frozenset({"extra_args"})
@@ -24,30 +24,15 @@ def serve_args(owner: Deployment) -> list[str]:
     args = ["serve", model_argument(owner)]
     args += [f"--served-model-name={name}" for name in owner.model_names]
     args += ["--host=0.0.0.0", f"--port={labels.ENGINE_PORT}"]
-    if owner.spec.model.source.startswith("hf://"):
-        args.append(f"--revision={owner.spec.model.revision}")
     args.append(f"--drain-timeout={seconds(owner.spec.rollout.drain_timeout)}")
     engine = owner.spec.engine
+    if engine.load_timeout is None and startup_is_known(owner.spec):
+        args.append(f"--load-timeout={startup_s(owner.spec)}")
     for field in sorted(set(Engine.model_fields) - _NOT_FLAGS):
         value = getattr(engine, field)
         if value is not None:
             args.append(f"{flag_name(field)}={_text(field, value)}")
     return [*args, *engine.extra_args]
-
-
-def model_argument(owner: Deployment) -> str:
-    """What the engine is told to load: a hub id, or a path inside the pod."""
-    scheme, _, rest = owner.spec.model.source.partition("://")
-    if scheme == "pvc":
-        _, _, path = rest.partition("/")
-        return f"{PVC_MOUNT}/{path}".rstrip("/")
-    return rest
-
-
-def claim_name(owner: Deployment) -> str | None:
-    """The PersistentVolumeClaim the weights lie on, if they do."""
-    scheme, _, rest = owner.spec.model.source.partition("://")
-    return rest.partition("/")[0] if scheme == "pvc" else None
 
 
 def _text(field: str, value: Any) -> str:

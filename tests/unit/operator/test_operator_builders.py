@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from operator_kit import DEFAULTS, owner
 from quire_operator import labels
-from quire_operator.resources import build_deployment, build_hpa, build_pod_template, build_service
+from quire_operator.resources import (
+    PodDefaults,
+    build_deployment,
+    build_hpa,
+    build_pod_template,
+    build_service,
+    build_supplies,
+)
 from quire_operator.resources.args import serve_args
+from quire_operator.resources.fetching import folder_of
 from quire_operator.resources.merge import merge
 
 
@@ -37,12 +46,11 @@ def test_arguments_are_mapped_mechanically() -> None:
     }
     assert serve_args(owner(spec)) == [
         "serve",
-        "org/name",
+        "/mnt/model/" + folder_of(owner(spec).spec.model),
         "--served-model-name=m",
         "--served-model-name=n",
         "--host=0.0.0.0",
         "--port=8000",
-        "--revision=v1",
         "--drain-timeout=120",
         "--enable-prefix-caching=false",
         "--gpu-memory-utilization=0.5",
@@ -57,7 +65,9 @@ def test_arguments_are_mapped_mechanically() -> None:
     ("source", "argument"),
     [
         ("file:///models/smollm2.gguf", "/models/smollm2.gguf"),
-        ("hf://org/name", "org/name"),
+        ("cache://llama", "/mnt/model/content"),
+        ("oci://host/m@sha256:" + "0" * 64, "/mnt/model"),
+        ("oci://host/m@sha256:" + "0" * 64 + "/a/b", "/mnt/model/a/b"),
         ("pvc://claim/a/b.gguf", "/mnt/model/a/b.gguf"),
         ("pvc://claim", "/mnt/model"),
     ],
@@ -72,24 +82,125 @@ def test_a_claim_is_mounted_read_only() -> None:
     assert {"name": "model", "mountPath": "/mnt/model", "readOnly": True} in pod["containers"][0]["volumeMounts"]
 
 
-def test_the_token_is_referred_to_never_copied() -> None:
-    container = engine(
-        {
-            "model": {
-                "source": "hf://org/name",
-                "tokenSecretRef": {"name": "hf", "key": "t"},
-                "endpoint": "https://hub.example",
-            }
-        }
+def first(spec: dict[str, Any]) -> dict[str, Any]:
+    (container,) = template(spec)["spec"]["initContainers"]
+    return dict(container)
+
+
+TOKEN = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "t"}}}
+GATED = {"source": "hf://org/name", "tokenSecretRef": {"name": "hf", "key": "t"}, "endpoint": "https://hub.example"}
+
+
+def test_the_token_is_referred_to_and_the_engine_does_not_see_it() -> None:
+    assert TOKEN in first({"model": GATED})["env"]
+    assert "--endpoint=https://hub.example" in first({"model": GATED})["args"]
+    assert not any("valueFrom" in each for each in engine({"model": GATED})["env"])
+    asking = engine({"model": GATED, "engine": {"tokenizer": "org/tokenizer"}})["env"]
+    assert TOKEN in asking and {"name": "HF_ENDPOINT", "value": "https://hub.example"} in asking
+
+
+def test_what_is_fetched_is_what_is_served() -> None:
+    for source in ("hf://org/name", "s3://bucket/m", "https://host/m.gguf"):
+        spec = {"model": {"source": source}}
+        target = next(each for each in first(spec)["args"] if each.startswith("--to="))
+        assert target.removeprefix("--to=") == engine(spec)["args"][1]
+        [volume] = [each for each in template(spec)["spec"]["volumes"] if each["name"] == "model"]
+        assert volume == {"name": "model", "emptyDir": {}}
+
+
+def test_files_of_another_revision_lie_elsewhere() -> None:
+    one, two = ({"source": "hf://org/name", "revision": revision} for revision in ("v1", "v2"))
+    assert engine({"model": one})["args"][1] != engine({"model": two})["args"][1]
+    same = {"source": "hf://org/name", "revision": "v1", "servedName": "other"}
+    assert engine({"model": one})["args"][1] == engine({"model": same})["args"][1]
+
+
+def test_code_is_fetched_only_where_it_is_run() -> None:
+    assert "--code" not in first({"model": {"source": "hf://org/name"}})["args"]
+    trusted = {"model": {"source": "hf://org/name"}, "engine": {"extraArgs": ["--trust-remote-code"]}}
+    assert "--code" in first(trusted)["args"]
+
+
+def test_the_charts_settings_hold_where_the_resource_says_nothing() -> None:
+    defaults = replace(
+        DEFAULTS, hub_endpoint="https://mirror", https_proxy="http://proxy", no_proxy=".svc", ca_config_map="authority"
     )
-    env = {each["name"]: each for each in container["env"]}
-    assert env["HF_TOKEN"] == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "t"}}}
-    assert env["HF_ENDPOINT"]["value"] == "https://hub.example"
+    pod = build_pod_template(owner({"model": {"source": "hf://org/name"}}), defaults)["spec"]
+    (container,) = pod["initContainers"]
+    assert {"--endpoint=https://mirror", "--ca-bundle=/etc/quire/ca/ca.crt"} <= set(container["args"])
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy"} in container["env"]
+    assert {"name": "ca", "configMap": {"name": "authority"}} in pod["volumes"]
+    own = {"source": "hf://org/name", "endpoint": "https://own", "download": {"httpsProxy": "http://other"}}
+    (container,) = build_pod_template(owner({"model": own}), defaults)["spec"]["initContainers"]
+    assert "--endpoint=https://own" in container["args"]
+    assert {"name": "HTTPS_PROXY", "value": "http://other"} in container["env"]
+    bucket = build_pod_template(owner({"model": {"source": "s3://bucket/m"}}), defaults)["spec"]["initContainers"][0]
+    assert not any(argument.startswith("--endpoint") for argument in bucket["args"]), "a hub is no bucket"
+
+
+def test_no_pod_waits_for_the_volume_of_another() -> None:
+    def volume(cache: dict[str, Any]) -> dict[str, Any]:
+        pod = template({"model": {"source": "hf://org/name", "cache": cache}})["spec"]
+        return next(each for each in pod["volumes"] if each["name"] == "model")
+
+    claims = {each["kind"] for each in build_supplies(owner(), DEFAULTS)}
+    assert "PersistentVolumeClaim" not in claims
+    assert "ephemeral" in volume({"size": "1Gi"}), "ReadWriteOnce: a claim per pod"
+    assert volume({"size": "1Gi", "accessModes": ["ReadWriteMany"]})["persistentVolumeClaim"] == {
+        "claimName": "smol-cache"
+    }
+    shared = {"source": "hf://org/name", "cache": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}}
+    made = {each["kind"]: each for each in build_supplies(owner({"model": shared}), DEFAULTS)}
+    assert made["PersistentVolumeClaim"]["metadata"]["name"] == "smol-cache"
+
+
+@pytest.mark.parametrize(
+    ("spec", "startup"),
+    [
+        ({}, 7200),
+        ({"model": {"source": "file:///m", "size": "1Gi"}}, 660),
+        ({"model": {"source": "file:///m", "size": "150G"}}, 3600),
+        ({"model": {"source": "file:///m", "size": "900T"}}, 86400),
+        ({"model": {"source": "file:///m", "size": "150G"}, "startupTimeout": "5m"}, 300),
+    ],
+)
+def test_the_time_to_start_follows_from_the_size(spec: dict[str, Any], startup: int) -> None:
+    container = engine(spec)
+    probe = container["startupProbe"]
+    assert probe["failureThreshold"] * probe["periodSeconds"] == startup
+    assert (f"--load-timeout={startup}" in container["args"]) == bool(spec)
+    given = engine({**spec, "engine": {"loadTimeout": "7m"}})["args"]
+    assert [each for each in given if each.startswith("--load-timeout")] == ["--load-timeout=420"]
+
+
+def test_gpu_nodes_are_tolerated_and_devices_claimed() -> None:
+    assert "tolerations" not in template()["spec"]
+    mig = template({"resources": {"gpus": 1, "gpuResourceName": "nvidia.com/mig-1g.10gb"}})["spec"]
+    assert mig["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    devices = {"resources": {"devices": {"deviceClassName": "gpu.example", "count": 2}}}
+    pod = template(devices)["spec"]
+    made = {each["kind"]: each for each in build_supplies(owner(devices), DEFAULTS)}["ResourceClaimTemplate"]
+    assert pod["resourceClaims"] == [{"name": "devices", "resourceClaimTemplateName": made["metadata"]["name"]}]
+    assert pod["containers"][0]["resources"] == {"claims": [{"name": "devices"}]}
+    other = owner({"resources": {"devices": {"deviceClassName": "gpu.example", "count": 3}}})
+    [renamed] = [each for each in build_supplies(other, DEFAULTS) if each["kind"] == "ResourceClaimTemplate"]
+    assert renamed["metadata"]["name"] != made["metadata"]["name"], "its spec cannot change"
+
+
+def test_a_policy_can_be_turned_off_here_and_for_all() -> None:
+    def kinds(spec: dict[str, Any], defaults: PodDefaults = DEFAULTS) -> set[str]:
+        return {each["kind"] for each in build_supplies(owner(spec), defaults)}
+
+    assert kinds({}) == {"ServiceAccount", "PodDisruptionBudget", "NetworkPolicy"}
+    assert "NetworkPolicy" not in kinds({"networkPolicy": {"enabled": False}})
+    assert "NetworkPolicy" not in kinds({}, replace(DEFAULTS, network_policy=False))
+    assert "ServiceAccount" not in kinds({"serviceAccountName": "mine"})
 
 
 def test_the_pod_meets_the_restricted_standard() -> None:
     pod = template()["spec"]
     (container,) = pod["containers"]
+    assert first({"model": GATED})["securityContext"] == container["securityContext"]
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod["automountServiceAccountToken"] is False
@@ -169,7 +280,11 @@ def test_the_deployment_selects_its_own_revision_only() -> None:
 
 
 def test_children_are_owned_without_blocking_deletion() -> None:
-    for child in (build_service(owner()), build_deployment(owner(), "abc", template(), 1)):
+    for child in (
+        build_service(owner()),
+        build_deployment(owner(), "abc", template(), 1),
+        *build_supplies(owner(), DEFAULTS),
+    ):
         (reference,) = child["metadata"]["ownerReferences"]
         assert reference["uid"] == "uid-1" and reference["controller"] and not reference["blockOwnerDeletion"]
         assert "finalizers" not in child["metadata"]

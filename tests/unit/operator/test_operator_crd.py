@@ -12,11 +12,12 @@ from pydantic import ValidationError
 
 from quire_operator.api import LLMDeployment, Spec, seconds
 from quire_operator.crd.__main__ import outputs
-from quire_operator.crd.manifest import custom_resource_definition
+from quire_operator.crd.kinds import KINDS
+from quire_operator.crd.manifest import custom_resource_definition, file_name
 from quire_operator.crd.schema import openapi_schema
 
 ROOT = Path(__file__).resolve().parents[3]
-SCHEMA = openapi_schema()
+SCHEMAS = {kind.name: openapi_schema(kind.model) for kind in KINDS}
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -33,21 +34,28 @@ def test_committed_files_are_fresh(path: str) -> None:
     assert (ROOT / path).read_text() == outputs()[path], "run `make manifests`"
 
 
-def test_the_schema_is_structural() -> None:
-    for path, node in nodes(SCHEMA):
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_the_schema_is_structural(kind: str) -> None:
+    for path, node in nodes(SCHEMAS[kind]):
         assert "$ref" not in node and "title" not in node and "$defs" not in node, path
         assert "type" in node or "x-kubernetes-int-or-string" in node, path
         if "properties" in node:
             assert "additionalProperties" not in node, path
 
 
-def test_only_the_pod_patch_takes_what_it_does_not_know() -> None:
-    open_ended = [path for path, node in nodes(SCHEMA) if node.get("x-kubernetes-preserve-unknown-fields")]
-    assert open_ended == [".spec.template.spec"]
+def test_only_what_is_kubernetes_own_takes_what_it_does_not_know() -> None:
+    open_ended = [
+        path
+        for schema in SCHEMAS.values()
+        for path, node in nodes(schema)
+        if node.get("x-kubernetes-preserve-unknown-fields")
+    ]
+    assert open_ended == [".spec.networkPolicy.allowFrom[]", ".spec.template.spec"]
 
 
-def test_every_field_is_described_and_every_string_bounded() -> None:
-    for path, node in nodes(SCHEMA["properties"]["spec"], "spec"):
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_every_field_is_described_and_every_string_bounded(kind: str) -> None:
+    for path, node in nodes(SCHEMAS[kind]["properties"]["spec"], "spec"):
         if not path.endswith("[]"):
             assert node.get("description", "").endswith("."), path
         if (
@@ -58,10 +66,13 @@ def test_every_field_is_described_and_every_string_bounded() -> None:
             assert "maxLength" in node, path
         if node.get("type") == "integer":
             assert "minimum" in node and "maximum" in node, path
+        if node.get("type") == "array":
+            assert "maxItems" in node, path
 
 
-def test_every_optional_field_tells_its_default() -> None:
-    for path, node in nodes(SCHEMA["properties"]["spec"], "spec"):
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_every_optional_field_tells_its_default(kind: str) -> None:
+    for path, node in nodes(SCHEMAS[kind]["properties"]["spec"], "spec"):
         required = set(node.get("required", ()))
         for name, child in node.get("properties", {}).items():
             if name not in required and child["type"] != "object" and "default" not in child:
@@ -70,8 +81,13 @@ def test_every_optional_field_tells_its_default() -> None:
 
 
 def test_rules_are_sentences() -> None:
-    rules = [rule for _, node in nodes(SCHEMA) for rule in node.get("x-kubernetes-validations", ())]
-    assert len(rules) > 15
+    rules = [
+        rule
+        for schema in SCHEMAS.values()
+        for _, node in nodes(schema)
+        for rule in node.get("x-kubernetes-validations", ())
+    ]
+    assert len(rules) > 40
     for rule in rules:
         assert len(rule["message"].split()) >= 5, rule
 
@@ -86,8 +102,10 @@ def test_subresources_and_columns() -> None:
 
 
 def test_the_chart_copy_is_the_same_file() -> None:
-    crd = yaml.safe_load((ROOT / "crds/llmdeployments.quire.dev.yaml").read_text())
-    assert crd == custom_resource_definition()
+    for kind in KINDS:
+        for folder in ("crds", "charts/quire/files/crds"):
+            crd = yaml.safe_load((ROOT / folder / file_name(kind)).read_text())
+            assert crd == custom_resource_definition(kind)
 
 
 @pytest.mark.parametrize(

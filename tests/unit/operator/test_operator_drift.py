@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operator_kit import DEFAULTS, owner
-from quire_operator.cluster.drift import digest, marked, matches, settled
+from quire_operator.cluster.drift import digest, dropped, marked, matches, settled
 from quire_operator.resources import build_deployment, build_pod_template
 
 values = st.recursive(
@@ -72,3 +72,14 @@ def test_an_item_of_a_list_is_settled_without_kind_and_a_forgotten_field_is_not(
 
 def test_the_digest_sees_removed_fields() -> None:
     assert digest({"spec": {"a": 1, "b": 2}}) != digest({"spec": {"a": 1}})
+
+
+@given(st.dictionaries(st.text(max_size=3), values, max_size=4))
+def test_nothing_is_dropped_from_what_came_back_whole(wanted: dict[str, Any]) -> None:
+    assert dropped(wanted, {**wanted, "more": 1}) is None
+
+
+def test_what_was_dropped_is_named() -> None:
+    wanted = {"spec": {"volumes": [{"name": "a"}, {"name": "model", "image": {"reference": "r"}}], "empty": {}}}
+    assert dropped(wanted, {"spec": {"volumes": [{"name": "a"}, {"name": "model"}]}}) == "spec.volumes[1].image"
+    assert dropped(wanted, {"spec": {"volumes": []}}) is None, "lists that the server changed are not compared"

@@ -59,7 +59,8 @@ class Bench:
 async def test_apply_gives_service_pods_and_at_last_ready() -> None:
     bench = Bench({"replicas": 2})
     await bench.look()
-    assert {kind for kind, _ in bench.cluster.children} == {"Service", "Deployment"}
+    around = {"ServiceAccount", "PodDisruptionBudget", "NetworkPolicy"}
+    assert {kind for kind, _ in bench.cluster.children} == {"Service", "Deployment", *around}
     assert bench.condition("Ready") == ("False", "Loading")
     assert bench.condition("Available") == ("False", "Loading")
     assert bench.cluster.status["phase"] == "Pending"

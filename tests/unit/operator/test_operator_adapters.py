@@ -1,0 +1,214 @@
+"""LLMAdapter: real objects on a real API server, pods played by small engines that load, refuse or know no adapters."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from quire_operator import labels
+from quire_operator.cluster import Cluster
+from quire_operator.controllers import Adapters
+from quire_operator.policy.adapters import PodPlan, Wanted, plan_pod, taken
+from quire_operator.spec import Key
+from real_api import RealApi
+
+pytestmark = pytest.mark.timeout(3600)  # the programs are built where they are not there yet
+
+ONE = Wanted("one", "support", "org/lora", "2026-01-01T00:00:00Z")
+TWO = Wanted("two", "support", "org/other", "2026-01-02T00:00:00Z")
+
+
+def test_a_pod_gets_what_is_missing_and_loses_what_nobody_asks_for() -> None:
+    assert plan_pod([ONE], {}) == PodPlan((), (ONE,))
+    assert plan_pod([ONE], {"support": "org/lora"}) == PodPlan((), ())
+    assert plan_pod([ONE], {"support": "org/older"}) == PodPlan(("support",), (ONE,)), "a changed source is loaded anew"
+    assert plan_pod([], {"left": "x"}) == PodPlan(("left",), ())
+
+
+def test_of_two_with_one_name_the_older_wins() -> None:
+    assert taken([TWO, ONE]) == {"two": "one"}
+    assert plan_pod([TWO, ONE], {}) == PodPlan((), (ONE,))
+
+
+class Engine:
+    """One pod's engine, at an address of its own on loopback."""
+
+    def __init__(self, ip: str) -> None:
+        self.ip = ip
+        self.loaded: dict[str, str] = {}
+        self.refuse: int | None = None
+        self.calls: list[str] = []
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/v1/load_lora_adapter", self.load)
+        app.router.add_post("/v1/unload_lora_adapter", self.unload)
+        return app
+
+    async def models(self, _: web.Request) -> web.Response:
+        data: list[dict[str, Any]] = [{"id": "base", "root": "base", "parent": None}]
+        data += [{"id": name, "root": path, "parent": "base"} for name, path in self.loaded.items()]
+        return web.json_response({"object": "list", "data": data})
+
+    async def load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.calls.append(f"load {body['lora_name']} {body['lora_path']}")
+        if self.refuse is not None:
+            return web.json_response({"error": {"message": "rank 512 is too large"}}, status=self.refuse)
+        self.loaded[body["lora_name"]] = body["lora_path"]
+        return web.Response()
+
+    async def unload(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.calls.append(f"unload {body['lora_name']}")
+        del self.loaded[body["lora_name"]]
+        return web.Response()
+
+
+@pytest.fixture
+async def engines(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Engine]]:
+    made, runners, port = [Engine(f"127.0.0.{n}") for n in (2, 3)], [], 0
+    for engine in made:
+        runner = web.AppRunner(engine.app(), shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, engine.ip, port).start()
+        port = runner.addresses[0][1]
+        runners.append(runner)
+    monkeypatch.setattr(labels, "ENGINE_PORT", port)
+    yield made
+    for runner in runners:
+        await runner.cleanup()
+
+
+class Bench:
+    """An LLMDeployment `smol`, whose pods are made by hand, in a namespace of its own."""
+
+    def __init__(self, api: RealApi, cluster: Cluster) -> None:
+        self.api = api
+        self.namespace = api.namespace()
+        self.key = Key(self.namespace, "smol")
+        self.controller = Adapters(cluster)
+        self.controller.concern(self.key)
+        self.adapters = f"/apis/quire.dev/v1alpha1/namespaces/{self.namespace}/llmadapters"
+        self.pods = f"/api/v1/namespaces/{self.namespace}/pods"
+
+    def adapter(self, name: str, **spec: Any) -> None:
+        body = {
+            "apiVersion": "quire.dev/v1alpha1",
+            "kind": "LLMAdapter",
+            "metadata": {"name": name},
+            "spec": {"deployment": "smol", "source": "hf://org/lora", **spec},
+        }
+        assert self.api.create(self.adapters, body, dry_run=False).status_code == 201
+
+    def pod(self, engine: Engine, *, ready: bool = True) -> str:
+        name = f"p-{engine.ip.rpartition('.')[2]}"
+        spec = {"containers": [{"name": "engine", "image": "i"}]}
+        marks = labels.stable_selector("smol")
+        made = self.api.create(self.pods, {"metadata": {"name": name, "labels": marks}, "spec": spec}, dry_run=False)
+        assert made.status_code == 201, made.text
+        condition = {"type": "Ready", "status": "True" if ready else "False"}
+        status = {"podIP": engine.ip, "podIPs": [{"ip": engine.ip}], "phase": "Running", "conditions": [condition]}
+        self.api.patch(f"{self.pods}/{name}/status", {"status": status})
+        return name
+
+    async def look(self, name: str = "support") -> dict[str, Any]:
+        self.again_s = (await self.controller(self.key)).again_s
+        found = self.api.get(f"{self.adapters}/{name}")
+        return dict(found["status"]) if found is not None else {}
+
+
+@pytest.fixture
+async def bench(api: RealApi, real_cluster: Cluster) -> AsyncIterator[Bench]:
+    made = Bench(api, real_cluster)
+    yield made
+    await made.controller.close()
+
+
+async def test_every_pod_loads_it_once_and_new_pods_too(bench: Bench, engines: list[Engine]) -> None:
+    first, second = engines
+    bench.adapter("support")
+    assert (await bench.look())["conditions"][0]["reason"] == "NoPods"
+    bench.pod(first)
+    status = await bench.look()
+    assert (status["summary"], status["conditions"][0]["status"]) == ("1/1", "True")
+    bench.pod(second)
+    status = await bench.look()
+    assert status["summary"] == "2/2" and {pod["state"] for pod in status["pods"]} == {"Loaded"}
+    await bench.look()
+    assert first.calls == second.calls == ["load support org/lora"]
+    first.loaded.clear()  # the pod's container started again
+    await bench.look()
+    assert first.loaded == {"support": "org/lora"}
+
+
+async def test_pods_that_are_not_ready_are_not_asked(bench: Bench, engines: list[Engine]) -> None:
+    bench.adapter("support")
+    bench.pod(engines[0], ready=False)
+    assert (await bench.look())["of"] == 0
+    assert engines[0].calls == []
+
+
+@pytest.mark.parametrize("code", [404, 501])
+async def test_an_engine_without_adapters_says_so_and_disturbs_no_other(
+    bench: Bench, engines: list[Engine], code: int
+) -> None:
+    engines[0].refuse = code
+    bench.adapter("support")
+    names = [bench.pod(engine) for engine in engines]
+    status = await bench.look()
+    assert {pod["name"]: pod["state"] for pod in status["pods"]} == {names[0]: "NotSupported", names[1]: "Loaded"}
+    assert status["conditions"][0]["reason"] == "NotSupported" and str(code) in status["conditions"][0]["message"]
+    assert bench.again_s is not None, "its image may change"
+
+
+async def test_a_refusal_is_told_pod_by_pod_and_cleared(bench: Bench, engines: list[Engine]) -> None:
+    engines[0].refuse = 400
+    bench.adapter("support")
+    bench.pod(engines[0])
+    status = await bench.look()
+    assert status["pods"][0]["state"] == "Failed" and "rank 512 is too large" in status["pods"][0]["message"]
+    assert status["conditions"][0]["reason"] == "LoadFailed"
+    engines[0].refuse = None
+    status = await bench.look()
+    assert status["conditions"][0]["status"] == "True" and "message" not in status["pods"][0]
+
+
+async def test_a_pod_that_does_not_answer_is_told(bench: Bench, engines: list[Engine]) -> None:
+    bench.adapter("support")
+    silent = Engine("127.0.0.9")
+    bench.pod(silent)
+    status = await bench.look()
+    assert status["pods"][0]["state"] == "Failed" and "cannot be reached" in status["pods"][0]["message"]
+
+
+async def test_what_is_deleted_is_unloaded_also_after_a_restart_of_the_operator(
+    bench: Bench, engines: list[Engine]
+) -> None:
+    engines[0].loaded = {"left": "org/left"}
+    bench.pod(engines[0])
+    await bench.look()
+    assert engines[0].loaded == {}
+    assert not bench.controller.concerns(bench.key), "nothing is left to do"
+
+
+async def test_a_changed_source_is_loaded_anew(bench: Bench, engines: list[Engine]) -> None:
+    bench.adapter("support")
+    bench.pod(engines[0])
+    await bench.look()
+    bench.api.patch(f"{bench.adapters}/support", {"spec": {"source": "hf://org/better"}})
+    await bench.look()
+    assert engines[0].calls[1:] == ["unload support", "load support org/better"]
+
+
+async def test_a_name_that_is_taken(bench: Bench, engines: list[Engine]) -> None:
+    bench.adapter("a", servedName="support")
+    bench.adapter("b", servedName="support", source="hf://org/other")
+    bench.pod(engines[0])
+    status = await bench.look("b")
+    assert status["conditions"][0]["reason"] == "NameTaken" and "LLMAdapter a" in status["conditions"][0]["message"]
+    assert engines[0].loaded == {"support": "org/lora"}
