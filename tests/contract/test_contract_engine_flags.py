@@ -39,6 +39,7 @@ NOT_OFFERED = {
     "max_concurrent": _KEYS,
     "client_timeout": "the router is the client, and reads at once; extraArgs",
     "cors_allow_origin": "browsers do not reach pods; extraArgs",
+    "web_page": "browsers do not reach pods; through a port-forward it is welcome, and extraArgs turn it off",
     "filter": "needs files or packages that the image does not have; extraArgs",
     "otlp_endpoint": "needs a package that the image does not have; extraArgs",
     "log_format": "of the pod's log, whatever collects it; extraArgs",

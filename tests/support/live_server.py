@@ -67,7 +67,7 @@ async def live_server(
     attach: bool = True,
     clock: Callable[[], float] = time.monotonic,
     trace: Callable[[Finished], None] | None = None,
-    template: str = TEMPLATE,
+    template: str | None = TEMPLATE,
     **config: Any,
 ) -> AsyncIterator[Live]:
     """Serve until the block ends. attach: whether the engine is up. template: the model's chat template."""

@@ -268,6 +268,7 @@ class ServeConfig(EngineConfig):
     cors_allow_origin: tuple[str, ...] = Field(
         (), description="origins whose web pages may use the server, or * (repeat the flag); default: none"
     )
+    web_page: bool = Field(True, description="a page at / to chat with the model; it is sent without a key")
     metric_namespace: str = Field(
         "quire", pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", description="prefix of all metric names"
     )

@@ -16,6 +16,7 @@ from quire.server.auth.guard import Guard
 from quire.server.edge import Edge
 from quire.server.frontend import Frontend
 from quire.server.messages import routes as messages
+from quire.server.page import routes as page
 from quire.server.responses import routes as responses
 
 EXPOSED_HEADERS = (
@@ -45,10 +46,12 @@ def create_app(
     app.include_router(messages.router(frontend))
     app.include_router(generate.router(frontend))
     app.include_router(service.router(frontend))
-    errors.install(app)
     config = frontend.config
+    shown = page.load() if config.web_page else {}
+    app.include_router(page.router(shown))
+    errors.install(app)
     limit = parse_bytes(config.max_body_size, flag="--max-body-size")
-    guard = Guard(config, clock=clock)
+    guard = Guard(config, public=shown, clock=clock)
     app.add_middleware(Edge, guard=guard, max_body_size=limit, dropped=frontend.drop, trace=trace)
     if config.cors_allow_origin:
         # Outside of the edge: a browser asks without a key, and reads refusals too.

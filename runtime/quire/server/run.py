@@ -170,11 +170,13 @@ class _Process:
         tokens = ready.num_blocks * ready.block_size
         key = " -H 'authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
         took_s = time.monotonic() - self._frontend.started_s
+        page = [f"  chat        {url}/ in a browser"] if config.web_page else []
         lines = [
             f"quire serves {name} at {url}/v1 (ready after {took_s:.1f} s)",
             f"  model       {config.model}, up to {ready.max_model_len} tokens a request",
             f"  running on  {info.get('device', '?')}, {info.get('dtype', '?')}",
             f"  KV cache    {ready.num_blocks} blocks of {ready.block_size}: {tokens} tokens for all requests together",
+            *page,
             f"  try         curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\",
             f'                -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}\'',
         ]

@@ -18,6 +18,7 @@ from quire.server.app import create_app
 from quire.server.auth.guard import HEALTH_PATHS, METRICS_PATH, Guard
 from quire.server.auth.keys import KeySet, Limits, Principal, digest_of, keys_of, line_of, new_key
 from quire.server.frontend import Frontend
+from quire.server.page import routes as page
 from quire.server.watched import LOOK_S, RETRY_S, Watched
 from scripted_engine import ScriptedEngine
 from server_routes import routes_of
@@ -53,7 +54,7 @@ async def test_every_route_but_the_open_ones_needs_a_key(tmp_path: Path, metrics
             ("GET", path)
             for path in ("/nothing", "//v1/models", "/V1/models", "/health/", "/METRICS", "/health/live/x")
         ]
-        open_paths = HEALTH_PATHS if metrics_auth else {*HEALTH_PATHS, METRICS_PATH}
+        open_paths = {*HEALTH_PATHS, *page.load()} | (set() if metrics_auth else {METRICS_PATH})
         for method, path in [*known, *strange]:
             response = await live.http.request(method, path)
             if path in open_paths:

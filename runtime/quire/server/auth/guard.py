@@ -7,7 +7,7 @@ configured everybody is let in, all as one principal for the limits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from starlette.datastructures import Headers
@@ -31,9 +31,12 @@ class Checker(Protocol):
 
 
 class Guard:
-    """See the module. `open_paths` need no key: probes and scrapers have none."""
+    """See the module. public: paths of what is no secret. `open_paths` need no key: these, and what probes and scrapers ask, which have
+    none."""
 
-    def __init__(self, config: ServeConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: ServeConfig, *, public: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limits = Limits(
             config.requests_per_minute or None, config.tokens_per_minute or None, config.max_concurrent or None
         )
@@ -43,7 +46,7 @@ class Guard:
         self._tokens = _token_check(config, self._limits, clock)
         self._rates = Rates()
         self._clock = clock
-        self.open_paths = HEALTH_PATHS if config.metrics_auth else HEALTH_PATHS | {METRICS_PATH}
+        self.open_paths = HEALTH_PATHS.union(public, () if config.metrics_auth else (METRICS_PATH,))
 
     async def principal(self, headers: Headers) -> Principal | None:
         """Who asks; None without a good key or token. Raises OverloadedError where that cannot be found out now."""
