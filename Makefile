@@ -45,7 +45,7 @@ lint: setup ## ruff, mypy --strict, import-linter, and nothing generated is stal
 	@echo "==> ruff"; $(VENV)/bin/ruff format --check && $(VENV)/bin/ruff check
 	@echo "==> mypy --strict (a minute the first time)"; $(VENV)/bin/mypy
 	@echo "==> import-linter"; PYTHONPATH=operator:runtime:kernels $(VENV)/bin/lint-imports
-	@echo "==> generated files"; PYTHONPATH=operator $(PY) -m quire_operator.crd --check
+	@echo "==> generated files"; PYTHONPATH=operator $(PY) -m quire_operator.crd --check && $(E2E) dashboards --check
 test-unit: setup model ## unit and contract tests
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile $(ARGS)
 fuzz: setup model ## the property tests with new random examples (minutes); what they find becomes a test of its own
@@ -69,9 +69,10 @@ bench-peers: setup model ## Quire beside llama.cpp and vLLM on the same work, in
 	@PYTHONPATH=benchmarks $(PY) -m peers $(ARGS)
 bench-check: setup model ## did a change make it slower? ratios to yardsticks, measured in pairs
 	@$(PY) benchmarks/check.py $(ARGS)
-manifests: setup ## generate the CRD, its copy in the chart and both references
+manifests: setup ## generate the CRD, its copy in the chart, both references and the dashboard
 	@PYTHONPATH=operator $(PY) -m quire_operator.crd
 	@PYTHONPATH=runtime $(PY) -m quire.entrypoints.flags > docs/configuration.md
+	@$(E2E) dashboards
 
 .PHONY: model
 model: setup # the embedded model, once, in the model cache

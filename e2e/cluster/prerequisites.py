@@ -46,10 +46,11 @@ PROVIDES: dict[str, tuple[str, ...]] = {
     "kmod": ("modprobe",),
     "procps": ("sysctl",),
     "libc6-dev": (),
+    "prometheus": ("prometheus", "promtool"),
 }
 """Programs by package, where they are not simply called like it."""
 
-SERVICES = {"etcd-server": "etcd", "containerd": "containerd"}
+SERVICES = {"etcd-server": "etcd", "containerd": "containerd", "prometheus": "prometheus"}
 
 _APT_ENV = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
 _APT = ("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3")

@@ -82,6 +82,7 @@ SAMPLES: dict[str, Any] = {
     "load_timeout": "1h",
     "liveness_timeout": "45s",
     "max_body_size": "1Mi",
+    "metrics_compat": "vllm",
     "log_level": "debug",
 }
 

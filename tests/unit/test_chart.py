@@ -5,63 +5,34 @@ from __future__ import annotations
 import copy
 import json
 import re
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from cluster.progress import Progress
-from cluster.tools import HELM, ensure
+import helm_kit
+from helm_kit import CHART, NAMESPACE, ROOT, HelmError, Object
 from quire_operator.settings import Settings as OperatorSettings
 from quire_router.settings import Settings as RouterSettings
 
-ROOT = Path(__file__).resolve().parents[2]
-CHART = ROOT / "charts" / "quire"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
-NAMESPACE = "quire-system"
 
 # Helm is built once from the Go module proxy where it is not in the cache yet.
 pytestmark = pytest.mark.timeout(3600)
 
-Object = dict[str, Any]
 Render = Callable[..., list[Object]]
-
-
-class HelmError(Exception):
-    """What Helm says on standard error."""
 
 
 @pytest.fixture(scope="module")
 def helm() -> Callable[..., str]:
-    program = ensure(Progress(), (HELM,))["helm"]
-
-    def call(*args: str, values: Object | None = None) -> str:
-        done = subprocess.run(
-            [program, *args, "--values", "-"],
-            input=json.dumps(values or {}),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        if done.returncode:
-            raise HelmError(done.stderr)
-        return done.stdout
-
-    return call
+    return helm_kit.helm
 
 
 @pytest.fixture(scope="module")
 def render(helm: Callable[..., str]) -> Render:
-    def call(values: Object | None = None, *, release: str = "quire") -> list[Object]:
-        out = helm("template", release, str(CHART), "--namespace", NAMESPACE, "--kube-version", "1.34.4", values=values)
-        return [item for item in yaml.safe_load_all(out) if item]
-
-    return call
+    return helm_kit.render
 
 
 def by_kind(objects: list[Object], kind: str) -> list[Object]:
@@ -91,6 +62,11 @@ def at(path: tuple[str, ...], value: Any) -> Object:
         value = {key: value}
     result: Object = value
     return result
+
+
+def merged(one: Object, other: Object) -> Object:
+    both = {key: merged(one[key], other[key]) for key in one.keys() & other.keys() if isinstance(other[key], dict)}
+    return {**one, **other, **both}
 
 
 # -- values
@@ -137,6 +113,8 @@ def test_every_value_is_explained() -> None:
         ({"imagePrefix": "mirror.internal"}, "imagePrefix"),
         ({"downloads": {"hubEndpoint": "hub.internal"}}, "hubEndpoint"),
         ({"downloads": {"httpsProxy": "http://proxy/path"}}, "httpsProxy"),
+        ({"metrics": {"rules": {"ttftSeconds": 3}}}, "ttftSeconds"),
+        ({"metrics": {"podMonitor": {"interval": "15"}}}, "interval"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(render: Render, values: Object, named: str) -> None:
@@ -157,12 +135,14 @@ OTHER_BY_NAME: dict[str, Any] = {
     "logLevel": "debug", "logFormat": "json", "type": "NodePort", "annotations": {"a": "b"}, "podAnnotations": {"a": "b"},
     "podLabels": {"a": "b"}, "nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}],
     "affinity": {"nodeAffinity": {}}, "priorityClassName": "p", "extraEnv": [{"name": "A", "value": "b"}],
-    "repository": "r", "tag": "t",
+    "repository": "r", "tag": "t", "label": "found/by", "labels": {"a": "b"}, "objective": 0.9, "ttftSeconds": 1, "itlSeconds": 0.1,
+    "interval": "1m",
 }  # fmt: skip
 
 
 def test_every_value_has_an_effect(render: Render) -> None:
-    default = render()
+    all_on = {"metrics": {name: {"enabled": True} for name in VALUES["metrics"]}}
+    default = render(all_on)
     for path in leaves(VALUES):
         value: Any = VALUES
         for key in path:
@@ -170,8 +150,9 @@ def test_every_value_has_an_effect(render: Render) -> None:
         other = OTHER.get(path, OTHER_BY_NAME.get(path[-1]))
         if other is None:
             assert isinstance(value, bool | int | float | str), f"OTHER has no value for {path}"
+            value = True if path[0] == "metrics" and path[-1] == "enabled" else value
             other = (not value) if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else "7"
-        assert render(at(path, other)) != default, f"{'.'.join(path)} changes nothing"
+        assert render(merged(all_on, at(path, other))) != default, f"{'.'.join(path)} changes nothing"
 
 
 # -- what the programs get

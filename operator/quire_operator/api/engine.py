@@ -132,6 +132,9 @@ class Engine(ApiModel):
         "How long a working engine may show no sign of life before its pod is restarted, as 30s.", "30s"
     )
     max_body_size: Size | None = _flag("Largest accepted request body, as 16Mi. Beyond it 413.", "16Mi")
+    metrics_compat: Literal["none", "vllm"] | None = _flag(
+        "Show the metrics also under the names that dashboards and scaling rules of this engine read.", "none"
+    )
     log_level: Literal["debug", "info", "warning", "error"] | None = _flag("Least level that is logged.", "info")
     extra_args: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
         default=(),

@@ -273,6 +273,10 @@ class ServeConfig(EngineConfig):
     metric_namespace: str = Field(
         "quire", pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", description="prefix of all metric names"
     )
+    metrics_compat: Literal["none", "vllm"] = Field(
+        "none",
+        description="show the metrics also under the names that dashboards and scaling rules of this engine read",
+    )
     otlp_endpoint: str | None = Field(
         None,
         min_length=1,

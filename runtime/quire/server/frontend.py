@@ -51,7 +51,7 @@ class Frontend:
         self.stage = "starting"
         self.error: QuireError | None = None
         self.names: tuple[str, ...] = config.served_model_name or (config.model,)
-        self.metrics = EngineMetrics(self.names[0], namespace=config.metric_namespace)
+        self.metrics = self._metrics()
         self.filters = load_filters(config.filter)
         self.started_s = time.monotonic()
         self.created = int(time.time())
@@ -70,7 +70,7 @@ class Frontend:
         """The model's own name is known; flags win."""
         if not self.config.served_model_name:
             self.names = (name,)
-            self.metrics = EngineMetrics(name, namespace=self.config.metric_namespace)
+            self.metrics = self._metrics()
 
     def attach(
         self,
@@ -255,6 +255,10 @@ class Frontend:
         texts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in prompts.values()]
         fields = {"prompts": texts, "answers": job.texts}
         _requests_log.info("prompts %r answers %r", texts, job.texts, extra={"fields": fields})
+
+    def _metrics(self) -> EngineMetrics:
+        config = self.config
+        return EngineMetrics(self.names[0], namespace=config.metric_namespace, compat=config.metrics_compat)
 
     # --- inside -------------------------------------------------------------------------------------------------
 

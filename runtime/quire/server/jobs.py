@@ -30,6 +30,15 @@ class Usage:
     cached_tokens: int
 
 
+@dataclass(slots=True)
+class _Times:
+    """When a sequence was scheduled, and when its first and its last tokens came, monotonic."""
+
+    scheduled_s: float | None = None
+    first_s: float | None = None
+    last_s: float = 0.0
+
+
 class Job:
     """See the module. Iterating ends when every choice has ended; it raises what the job failed with.
 
@@ -56,7 +65,7 @@ class Job:
         self._metrics = metrics
         self._abort = abort
         self._queue_timeout_s = queue_timeout_s
-        self._last_token_s: dict[int, float] = {}
+        self._times = [_Times() for _ in choices]
         self._reports = Inbox()
 
     @property
@@ -80,17 +89,21 @@ class Job:
 
     def deliver(self, choice: Choice, delta: TokenDelta) -> None:
         """A report of the engine. Times are taken here, before anything can wait."""
-        now, metrics = time.monotonic(), self._metrics
+        now, metrics, times = time.monotonic(), self._metrics, self._times[choice.index]
         if choice.see(delta):
             if delta.queue_s is not None:
+                times.scheduled_s = self.arrival_s + delta.queue_s
                 metrics.observe(metrics.queue_time, delta.queue_s)
             metrics.count(metrics.prompt_tokens, len(choice.prompt_token_ids))
         if count := len(delta.token_ids):
-            if (last_s := self._last_token_s.get(choice.index)) is None:
+            if times.first_s is None:
+                times.first_s = now
                 metrics.observe(metrics.ttft, now - self.arrival_s)
+                if times.scheduled_s is not None:
+                    metrics.observe(metrics.prefill_time, now - times.scheduled_s)
             else:
-                metrics.observe(metrics.itl, (now - last_s) / count)
-            self._last_token_s[choice.index] = now
+                metrics.observe(metrics.itl, (now - times.last_s) / count)
+            times.last_s = now
             self.first_token_s = self.first_token_s or now
             metrics.count(metrics.generation_tokens, count)
         self._reports.put(choice, delta)
@@ -158,7 +171,15 @@ class Job:
     def finish(self, choice: Choice, reason: FinishReason) -> None:
         """Book the end of a choice."""
         choice.finish_reason = reason
-        self._metrics.finished(reason.value)
-        self._metrics.observe(self._metrics.prompt_length, len(choice.prompt_token_ids))
-        self._metrics.observe(self._metrics.generation_length, choice.text.num_tokens)
-        self._metrics.observe(self._metrics.duration, time.monotonic() - self.arrival_s)
+        metrics, times = self._metrics, self._times[choice.index]
+        metrics.finished(reason.value)
+        metrics.observe(metrics.prompt_length, len(choice.prompt_token_ids))
+        metrics.observe(metrics.generation_length, choice.text.num_tokens)
+        metrics.observe(metrics.duration, time.monotonic() - self.arrival_s)
+        if times.first_s is None:
+            return
+        metrics.observe(metrics.decode_time, times.last_s - times.first_s)
+        if times.scheduled_s is not None:
+            metrics.observe(metrics.inference_time, times.last_s - times.scheduled_s)
+        if choice.text.num_tokens > 1:
+            metrics.observe(metrics.tpot, (times.last_s - times.first_s) / (choice.text.num_tokens - 1))

@@ -10,68 +10,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 
+from quire.metrics import buckets
+from quire.metrics.vllm import Beside
 from quire.request import EngineReady, GrammarStats, StepStats
 from quire.structured import Reason
 
 THROUGHPUT_WINDOW_S = 10.0
-
-_LATENCY_S = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-)
-_ITL_S = (
-    0.002,
-    0.005,
-    0.01,
-    0.015,
-    0.02,
-    0.025,
-    0.03,
-    0.04,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-)
-_DURATION_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
-_STEP_MS = (1, 2, 5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10000, 30000)
-_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
-_COMPILE_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
-_MASK_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
-_SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -101,12 +52,18 @@ class _Window:
 
 
 class EngineMetrics:
-    """All metrics of one served model. namespace: the prefix of all names.."""
+    """All metrics of one served model. namespace: the prefix of all names. compat: under whose names they are shown as well."""
 
     def __init__(
-        self, model_name: str, *, namespace: str = "quire", clock: Callable[[], float] = time.monotonic
+        self,
+        model_name: str,
+        *,
+        namespace: str = "quire",
+        compat: Literal["none", "vllm"] = "none",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry = CollectorRegistry()
+        self._shown = Beside(self.registry, namespace) if compat == "vllm" else self.registry
         self._model = model_name
         self._namespace = namespace
         self._clock = clock
@@ -128,18 +85,43 @@ class EngineMetrics:
 
         self._grammars = self._gauge("num_grammars", "grammars of structured outputs that have a process")
 
-        self._batch = self._histogram("batch_size", "sequences in a step", _SEQUENCES)
-        self._step_ms = self._histogram("batch_inference_latency_ms", "duration of one engine step, ms", _STEP_MS)
-        self._compile_s = self._histogram("grammar_compile_seconds", "duration of one compilation", _COMPILE_S)
-        self._mask_s = self._histogram(
-            "grammar_mask_seconds", "how long one step waited for masks of grammars", _MASK_S
+        self._batch = self._histogram("batch_size", "sequences in a step", buckets.SEQUENCES)
+        self._step_tokens = self._histogram(
+            "step_tokens", "tokens computed in a step, of prompts and answers", buckets.STEP_TOKENS
         )
-        self.duration = self._histogram("request_duration_seconds", "arrival to last token", _DURATION_S)
-        self.queue_time = self._histogram("request_queue_time_seconds", "arrival to first scheduling", _DURATION_S)
-        self.ttft = self._histogram("time_to_first_token_seconds", "arrival to first token, in the server", _LATENCY_S)
-        self.itl = self._histogram("inter_token_latency_seconds", "time between tokens, in the server", _ITL_S)
-        self.prompt_length = self._histogram("request_prompt_tokens", "prompt lengths", _TOKENS)
-        self.generation_length = self._histogram("request_generation_tokens", "lengths of answers", _TOKENS)
+        self._step_ms = self._histogram(
+            "batch_inference_latency_ms", "duration of one engine step, ms", buckets.STEP_MS
+        )
+        self._compile_s = self._histogram("grammar_compile_seconds", "duration of one compilation", buckets.COMPILE_S)
+        self._mask_s = self._histogram(
+            "grammar_mask_seconds", "how long one step waited for masks of grammars", buckets.MASK_S
+        )
+        self.duration = self._histogram("request_duration_seconds", "arrival to last token", buckets.DURATION_S)
+        self.queue_time = self._histogram(
+            "request_queue_time_seconds", "arrival to first scheduling", buckets.DURATION_S
+        )
+        self.prefill_time = self._histogram(
+            "request_prefill_time_seconds", "first scheduling to first token", buckets.DURATION_S
+        )
+        self.decode_time = self._histogram(
+            "request_decode_time_seconds", "first token to last token", buckets.DURATION_S
+        )
+        self.inference_time = self._histogram(
+            "request_inference_time_seconds", "first scheduling to last token", buckets.DURATION_S
+        )
+        self.tpot = self._histogram(
+            "request_time_per_output_token_seconds",
+            "mean time between the tokens of an answer",
+            buckets.TOKEN_TIME_S,
+        )
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds", "arrival to first token, in the server", buckets.LATENCY_S
+        )
+        self.itl = self._histogram(
+            "inter_token_latency_seconds", "time between tokens, in the server", buckets.TOKEN_TIME_S
+        )
+        self.prompt_length = self._histogram("request_prompt_tokens", "prompt lengths", buckets.TOKENS)
+        self.generation_length = self._histogram("request_generation_tokens", "lengths of answers", buckets.TOKENS)
 
         self.prompt_tokens = self._counter("prompt_tokens", "prompt tokens of requests that were scheduled")
         self.generation_tokens = self._counter("generation_tokens", "tokens generated")
@@ -168,9 +150,18 @@ class EngineMetrics:
             self._bound(gauge).set(0)
         self._bound(self._prompt_rate).set_function(self._prompt_window.rate)
         self._bound(self._generation_rate).set_function(self._generation_window.rate)
-        for histogram in (self._batch, self._step_ms, self.duration, self.queue_time, self.ttft, self.itl):
-            self._bound(histogram)
         for metric in (
+            self._batch,
+            self._step_tokens,
+            self._step_ms,
+            self.duration,
+            self.queue_time,
+            self.prefill_time,
+            self.decode_time,
+            self.inference_time,
+            self.tpot,
+            self.ttft,
+            self.itl,
             self.prompt_length,
             self.generation_length,
             self.prompt_tokens,
@@ -214,6 +205,7 @@ class EngineMetrics:
         if stats.batch_size:
             self._bound(self._batch).observe(stats.batch_size)
             self._bound(self._step_ms).observe(stats.step_s * 1000.0)
+            self._bound(self._step_tokens).observe(stats.num_prompt_tokens + stats.num_generated_tokens)
         self._prompt_window.add(stats.num_prompt_tokens)
         self._generation_window.add(stats.num_generated_tokens)
         self._follow(self._prefix_queries, stats.prefix_cache_queries)
@@ -246,7 +238,8 @@ class EngineMetrics:
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type, Prometheus text or OpenMetrics by what the scraper accepts."""
         encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        # Every name here is an old one that needs no escaping; the client would make vllm:x vllm_x.
+        return encode(self._shown, escaping=ALLOWUTF8), content_type  # type: ignore[call-arg]
 
     def _follow(self, counter: Counter, total: int, **labels: str) -> None:
         key = (str(counter), "".join(labels.values()))
