@@ -17,7 +17,7 @@ def revisions(cluster: Cluster, namespace: str) -> set[str]:
     found: dict[str, Any] = cluster.kubectl_json(
         "get", "deployments", "-n", namespace, "-l", f"quire.dev/deployment={NAME}"
     )
-    return {item["metadata"]["labels"]["quire.dev/revision"] for item in found["items"]}
+    return {item["metadata"]["labels"]["quire.dev/revision"] for item in found["items"] if item["spec"]["replicas"]}
 
 
 @pytest.mark.timeout(600)
@@ -30,7 +30,7 @@ def test_an_edit_rolls_to_a_new_revision_without_an_error(stack: Cluster, namesp
         llmd.patch_spec(stack, namespace, NAME, {"engine": {"maxNumSeqs": 4}})
         llmd.wait_ready(stack, namespace, NAME)
         llmd.wait(stack, namespace, NAME, "condition=Progressing=False", deadline_s=180)
-        stack.wait(f"deployment/{NAME}-{old}", "delete", namespace=namespace, deadline_s=180)
+        stack.wait(f"deployment/{NAME}-{old}", "jsonpath={.spec.replicas}=0", namespace=namespace, deadline_s=180)
     assert load.completed > 0 and load.errors == []
 
     [new] = revisions(stack, namespace)

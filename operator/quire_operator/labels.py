@@ -30,10 +30,18 @@ MODEL_CACHE = "quire.dev/modelcache"
 """On the claim, the Job and the pod that fill a ModelCache."""
 
 STABLE = "stable"
+CANDIDATE = "candidate"
 LEADER = "leader"
 
 APPLIED_HASH = "quire.dev/applied-hash"
 """Annotation on children: hash of what the operator last applied, so that an unchanged child costs no write."""
+
+INTENT_HASH = "quire.dev/spec-hash"
+"""Annotation on workloads: hash of what the user said about these pods, whatever an operator makes of it."""
+MODEL = "quire.dev/model"
+"""Annotation on workloads: spec.model.source of their pods."""
+ROLLOUT = "quire.dev/rollout"
+"""Annotation on LLMDeployments: a command of the user; removed once carried out."""
 
 FIELD_MANAGER = "quire-operator"
 CONTAINER = "engine"

@@ -49,6 +49,8 @@ class PodView:
     ip: str | None
     ready: bool
     terminating: bool
+    crashing: bool
+    """One of its containers keeps ending by itself, and it is not ready."""
     body: Body = field(repr=False, compare=False)
 
 
@@ -61,6 +63,12 @@ class WorkloadView:
     desired: int
     created: str
     failure: str | None
+    intent: str = ""
+    model: str | None = None
+
+
+CRASHES = 3
+"""Restarts after which a container that is not ready counts as one that keeps crashing: about a minute."""
 
 
 def pod_views(pods: Sequence[Body]) -> tuple[PodView, ...]:
@@ -73,6 +81,7 @@ def _pod_view(body: Body) -> PodView:
     metadata, status = body["metadata"], body.get("status", {})
     marks = metadata.get("labels", {})
     terminating = "deletionTimestamp" in metadata
+    ready = not terminating and condition_status(status, "Ready") == "True"
     return PodView(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -80,10 +89,16 @@ def _pod_view(body: Body) -> PodView:
         track=marks.get(labels.TRACK, ""),
         labels=marks,
         ip=status.get("podIP"),
-        ready=not terminating and condition_status(status, "Ready") == "True",
+        ready=ready,
         terminating=terminating,
+        crashing=not ready and not terminating and _restarts(status) >= CRASHES,
         body=body,
     )
+
+
+def _restarts(status: Body) -> int:
+    kinds = ("initContainerStatuses", "containerStatuses")
+    return max((item.get("restartCount", 0) for kind in kinds for item in status.get(kind) or ()), default=0)
 
 
 def workload_views(deployments: Sequence[Body]) -> tuple[WorkloadView, ...]:
@@ -94,12 +109,15 @@ def workload_views(deployments: Sequence[Body]) -> tuple[WorkloadView, ...]:
 def _workload_view(body: Body) -> WorkloadView:
     metadata = body["metadata"]
     failure = find_condition(body.get("status", {}), "ReplicaFailure")
+    notes = metadata.get("annotations") or {}
     return WorkloadView(
         name=metadata["name"],
         revision=metadata.get("labels", {}).get(labels.REVISION, ""),
         desired=body.get("spec", {}).get("replicas", 1),
         created=metadata.get("creationTimestamp", ""),
         failure=failure.get("message") if failure is not None and failure.get("status") == "True" else None,
+        intent=notes.get(labels.INTENT_HASH, ""),
+        model=notes.get(labels.MODEL),
     )
 
 

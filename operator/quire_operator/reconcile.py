@@ -11,12 +11,12 @@ import time
 from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime
 
-from quire_operator import telemetry
+from quire_operator import labels, telemetry
 from quire_operator.api import Status
 from quire_operator.cluster import Cluster, Supplies, kinds
 from quire_operator.errors import ApplyError, SpecError
 from quire_operator.observation import Body, Observation, pod_views, workload_views
-from quire_operator.policy import Plan, make_plan, revision_of
+from quire_operator.policy import Plan, intent_of, make_plan, revision_of, standing_revision
 from quire_operator.probe import Samples, Verifier
 from quire_operator.resources import (
     PodDefaults,
@@ -40,7 +40,6 @@ from quire_operator.status import (
     invalid_status,
     problem_of,
 )
-from quire_operator.status.report import seconds_late
 from quire_operator.workqueue import Outcome
 
 log = logging.getLogger(__name__)
@@ -72,10 +71,13 @@ class Reconciler:
     async def _converge(self, owner: Deployment, seen: Observation) -> Outcome:
         pods = pod_views(seen.pods)
         self._samples.set_pods(owner.key, pods)
+        now, at = _now(), time.monotonic()
         template = build_pod_template(owner, self._defaults)
-        revision = revision_of(template)
-        plan = make_plan(owner, revision, workload_views(seen.deployments), pods)
-        events: list[Event] = []
+        workloads = workload_views(seen.deployments)
+        revision = standing_revision(revision_of(template), intent_of(owner), workloads)
+        in_flight = self._samples.in_flight(owner.key, at=at)
+        plan = make_plan(owner, revision, workloads, pods, now=now, in_flight=in_flight)
+        events = _orders(owner, plan)
         refused: str | None = None
         try:
             await self._carry_out(owner, seen, template, plan, events)
@@ -84,23 +86,28 @@ class Reconciler:
             telemetry.RECONCILE_ERRORS.labels(reason="ApplyError").inc()
         facts = Facts(
             owner=owner,
-            now=_now(),
+            now=now,
             revision=revision,
+            decision=plan.decision,
             views=plan.views,
+            models={view.revision: view.model for view in workloads if view.model}
+            | {revision: owner.spec.model.source},
             pods=pods,
             problem=problem_of(pods, revision),
-            failure=next((view.failure for view in workload_views(seen.deployments) if view.failure), None),
+            failure=next((view.failure for view in workloads if view.failure), None),
             apply_error=refused,
             verification=Verification("NotAsked"),
-            readings=self._samples.readings(owner.key, at=time.monotonic()),
+            readings=self._samples.readings(owner.key, at=at),
             hpa=seen.own_hpa,
             url=self._url,
         )
         facts = self._verify(facts)
         status = build_status(facts)
         await self._report(seen.body, owner.status, status, events)
+        if owner.command is not None and plan.decision.consumed:
+            await self._cluster.clear_command(seen.body, owner.command)  # its effect is in the status by now
         self._count(owner, status)
-        return Outcome(again_s=_deadline_in(facts, status), failed=refused is not None)
+        return Outcome(again_s=plan.decision.again_s, failed=refused is not None)
 
     async def _carry_out(
         self, owner: Deployment, seen: Observation, template: Body, plan: Plan, events: list[Event]
@@ -109,7 +116,7 @@ class Reconciler:
             await self._cluster.set_scale(owner.key, owner.initial_replicas)
         await self._cluster.apply(build_service(owner), seen.service)
         # A typo in the template must not freeze the revision that serves.
-        refused = await _refusal(self._supply(owner, seen))
+        refused = await _refusal(self._supply(owner, seen, plan.revision))
         refused = await _refusal(self._apply_workload(owner, seen, template, plan, events)) or refused
         for revision, before, after in plan.resize:
             await self._cluster.resize(owner.key, workload_name(owner.name, revision), after)
@@ -121,9 +128,9 @@ class Reconciler:
         if refused is not None:
             raise refused
 
-    async def _supply(self, owner: Deployment, seen: Observation) -> None:
-        """What an old revision may still need stays until it has no pods."""
-        alone = sum(item["spec"].get("replicas", 1) > 0 for item in seen.deployments) <= 1
+    async def _supply(self, owner: Deployment, seen: Observation, revision: str) -> None:
+        """What another revision may still need stays until it has no pods."""
+        alone = all(view.desired == 0 for view in workload_views(seen.deployments) if view.revision != revision)
         await self._supplies.apply(owner, build_supplies(owner, self._defaults), supply_names(owner), prune=alone)
 
     async def _apply_workload(
@@ -131,7 +138,15 @@ class Reconciler:
     ) -> None:
         name = workload_name(owner.name, plan.revision)
         live = next((item for item in seen.deployments if item["metadata"]["name"] == name), None)
-        wanted = build_deployment(owner, plan.revision, dict(template), plan.size)
+        if plan.revision != revision_of(template):
+            # Made by another release from the same spec: its pods stand as they are.
+            assert live is not None, "only a workload that is there can stand"
+            if (before := live["spec"]["replicas"]) != plan.size:
+                await self._cluster.resize(owner.key, name, plan.size)
+                text = f"revision {plan.revision}: {before} to {plan.size} replicas"
+                events.append(Event("Normal", "Scaled", text, "Scale"))
+            return
+        wanted = build_deployment(owner, plan.revision, dict(template), plan.size, intent=intent_of(owner))
         if not await self._cluster.apply(wanted, live):
             return
         if live is None:
@@ -204,9 +219,12 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _deadline_in(facts: Facts, status: Status) -> float | None:
-    """Seconds until the progress deadline, if one runs and has not passed yet."""
-    if status.rollout is None:
-        return None
-    late = seconds_late(facts, status.rollout)
-    return -late + 1.0 if late < 0 else None
+def _orders(owner: Deployment, plan: Plan) -> list[Event]:
+    """What became of the user's command, told once."""
+    before = owner.status.control
+    if owner.command is None or (before is not None and before.handled == owner.command):
+        return []
+    if plan.decision.refused is not None:
+        text = f"{labels.ROLLOUT}={owner.command} has no effect: {plan.decision.refused}"
+        return [Event("Warning", "CommandRefused", text, "Roll")]
+    return [Event("Normal", "CommandAccepted", f"{labels.ROLLOUT}={owner.command}", "Roll")]

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from quire_operator import labels
 from quire_operator.api import Spec, Status
 from quire_operator.errors import SpecError
 
@@ -36,6 +37,8 @@ class Deployment:
     generation: int
     spec: Spec
     status: Status
+    command: str | None = None
+    """Value of the annotation quire.dev/rollout."""
 
     @property
     def name(self) -> str:
@@ -75,6 +78,7 @@ def parse(body: Mapping[str, Any]) -> Deployment:
         generation=metadata["generation"],
         spec=spec,
         status=parse_status(body),
+        command=(metadata.get("annotations") or {}).get(labels.ROLLOUT),
     )
 
 

@@ -1,9 +1,9 @@
 """One OpenAI endpoint in front of every LLMDeployment.
 
-    __main__ ─▶ app ─┬▶ proxy ─▶ {relay, upstream, registry, choose} ─▶ {endpoints, sse, body, headers} ─▶ errors
+    __main__ ─▶ app ─┬▶ proxy ─▶ {relay, upstream, registry, choose} ─▶ {traffic, endpoints, sse, body, headers} ─▶ errors
                      └▶ kube ──▶ registry
 
-`endpoints`, `registry`, `choose`, `body`, `headers` and `sse` are pure: state in, answer out, no I/O and no clock of their own.
+`endpoints`, `registry`, `choose`, `traffic`, `body`, `headers` and `sse` are pure: state in, answer out, no I/O and no clock of their own.
 `kube` is the only module that talks to the Kubernetes API, `upstream` the only one that talks to runtime pods.
 The package must not import quire_operator, kopf, torch or the engine.
 """

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from quire_router.endpoints import Endpoint
+from quire_router.traffic import Weights, of_one_revision
 
 
 class LoadTable:
@@ -67,8 +68,18 @@ class LeastLoaded:
 
 
 def choose(
-    ready: Sequence[Endpoint], load: LoadTable, policy: Policy, *, tried: Collection[str], now: float
+    ready: Sequence[Endpoint],
+    load: LoadTable,
+    policy: Policy,
+    *,
+    tried: Collection[str],
+    now: float,
+    weights: Weights = (),
+    dice: random.Random,
 ) -> Endpoint | None:
-    """One of the ready endpoints whose address was not tried yet, or None."""
+    """One of the ready endpoints whose address was not tried yet, or None. `weights` shares requests between revisions."""
     untried = [endpoint for endpoint in ready if endpoint.address not in tried]
-    return policy.pick(load.trusted(untried, now=now), load) if untried else None
+    if not untried:
+        return None
+    trusted = load.trusted(untried, now=now)
+    return policy.pick(of_one_revision(trusted, weights, dice) if weights else trusted, load)

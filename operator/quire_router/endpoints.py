@@ -29,11 +29,15 @@ class EndpointState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One address of one runtime pod. `address` is host:port, an IPv6 host in brackets."""
+    """One address of one runtime pod. `address` is host:port, an IPv6 host in brackets.
+
+    `revision` comes from the pod's name, `<deployment>-<revision>-…`; empty for a pod named otherwise.
+    """
 
     address: str
     pod: str
     state: EndpointState
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,9 @@ def parse_slice(manifest: Mapping[str, Any]) -> Slice | None:
     if not (deployment and namespace and name) or address_type not in ("IPv4", "IPv6"):
         return None
     port = _port(manifest.get("ports") or ())
-    endpoints = () if port is None else tuple(_parse_endpoints(manifest.get("endpoints") or (), address_type, port))
+    endpoints = (
+        () if port is None else tuple(_parse_endpoints(manifest.get("endpoints") or (), deployment, address_type, port))
+    )
     return Slice(namespace, name, (namespace, deployment), address_type, endpoints)
 
 
@@ -80,14 +86,22 @@ def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:
     return None
 
 
-def _parse_endpoints(items: Iterable[Mapping[str, Any]], address_type: str, port: int) -> Iterable[Endpoint]:
+def _parse_endpoints(
+    items: Iterable[Mapping[str, Any]], deployment: str, address_type: str, port: int
+) -> Iterable[Endpoint]:
     for item in items:
         addresses = item.get("addresses") or ()
         if not addresses:
             continue
         host = addresses[0] if address_type == "IPv4" else f"[{addresses[0]}]"
         pod = (item.get("targetRef") or {}).get("name") or host
-        yield Endpoint(address=f"{host}:{port}", pod=pod, state=_state(item.get("conditions") or {}))
+        state = _state(item.get("conditions") or {})
+        yield Endpoint(f"{host}:{port}", pod, state, _revision(pod, deployment))
+
+
+def _revision(pod: str, deployment: str) -> str:
+    prefix = f"{deployment}-"
+    return pod.removeprefix(prefix).partition("-")[0] if pod.startswith(prefix) else ""
 
 
 def _state(conditions: Mapping[str, Any]) -> EndpointState:

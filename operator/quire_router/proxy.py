@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,7 +63,9 @@ class Proxy:
         settings: Settings,
         *,
         synced: Callable[[], bool],
+        dice: random.Random | None = None,
     ) -> None:
+        self._dice = dice or random.Random()
         self._registry = registry
         self._load = load
         self._policy = policy
@@ -140,7 +143,10 @@ class Proxy:
         sent_again = 0
         last: AttemptError | None = None
         for _ in range(self._settings.max_attempts):
-            endpoint = choose(route.ready, self._load, self._policy, tried=tried, now=time.monotonic())
+            endpoint = choose(
+                route.ready, self._load, self._policy,
+                tried=tried, now=time.monotonic(), weights=route.deployment.weights, dice=self._dice,
+            )  # fmt: skip
             if endpoint is None:
                 break
             if last is not None:

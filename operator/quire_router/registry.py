@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from quire_router.endpoints import DeploymentKey, Endpoint, EndpointState, Slice, merge, parse_slice
+from quire_router.traffic import Weights, parse_weights
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +26,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What the router keeps of one LLMDeployment. `served_name` is the name its pods answer to."""
+    """What the router keeps of one LLMDeployment. `served_name` is the name its pods answer to, `weights` the shares of its revisions."""
 
     namespace: str
     name: str
     served_name: str
     aliases: tuple[str, ...]
     created: str
+    weights: Weights = ()
 
     @property
     def key(self) -> DeploymentKey:
@@ -77,7 +79,8 @@ def parse_deployment(manifest: Mapping[str, Any]) -> Deployment | None:
     model = (manifest.get("spec") or {}).get("model") or {}
     served_name = str(model.get("servedName") or name)
     aliases = tuple(dict.fromkeys(str(alias) for alias in model.get("aliases") or () if alias != served_name))
-    return Deployment(namespace, name, served_name, aliases, str(metadata.get("creationTimestamp") or ""))
+    created = str(metadata.get("creationTimestamp") or "")
+    return Deployment(namespace, name, served_name, aliases, created, parse_weights(manifest.get("status") or {}))
 
 
 class Registry:

@@ -94,6 +94,11 @@ class MemoryCluster:
         self.body["spec"].update(spec)
         self.body["metadata"]["generation"] += 1
 
+    def command(self, value: str) -> None:
+        """As kubectl annotate."""
+        assert self.body is not None
+        self.body["metadata"].setdefault("annotations", {})[labels.ROLLOUT] = value
+
     @property
     def status(self) -> dict[str, Any]:
         assert self.body is not None
@@ -159,6 +164,13 @@ class MemoryCluster:
         self.body["status"] = copy.deepcopy(dict(status))
         self.writes.append("status")
         return True
+
+    async def clear_command(self, seen: Mapping[str, Any], command: str) -> None:
+        assert self.body is not None
+        notes = self.body["metadata"]["annotations"]
+        if notes.get(labels.ROLLOUT) == command:
+            del notes[labels.ROLLOUT]
+            self.writes.append(f"clear {command}")
 
     async def post_event(self, seen: Mapping[str, Any], event: Event) -> None:
         self.events.append(event)

@@ -13,7 +13,7 @@ from quire_operator.api.llmdeployment import NAME_MAX, LLMDeployment, Spec
 from quire_operator.api.model import DOWNLOADED, Model, Origin
 from quire_operator.api.modelcache import CachePhase, ModelCache, ModelCacheSpec, ModelCacheStatus
 from quire_operator.api.pods import Devices, NetworkPolicy, Resources, Template, TemplateMetadata
-from quire_operator.api.rollout import Rollout
+from quire_operator.api.rollout import INDEFINITE, BlueGreen, Canary, CanaryStep, Rollout
 from quire_operator.api.scaling import Autoscaling, ScaleDown, Targets
 from quire_operator.api.status import (
     AutoscalingStatus,
@@ -22,12 +22,14 @@ from quire_operator.api.status import (
     MetricStatus,
     Phase,
     RevisionStatus,
+    RolloutControl,
     RolloutStatus,
     Status,
 )
 
 __all__ = [
     "DOWNLOADED",
+    "INDEFINITE",
     "NAME_MAX",
     "OPERATOR_OWNED_FLAGS",
     "S3",
@@ -35,8 +37,11 @@ __all__ = [
     "AdapterState",
     "Autoscaling",
     "AutoscalingStatus",
+    "BlueGreen",
     "Cache",
     "CachePhase",
+    "Canary",
+    "CanaryStep",
     "Condition",
     "ConfigMapKey",
     "Devices",
@@ -58,6 +63,7 @@ __all__ = [
     "Resources",
     "RevisionStatus",
     "Rollout",
+    "RolloutControl",
     "RolloutStatus",
     "ScaleDown",
     "SecretKey",

@@ -26,20 +26,55 @@ class Condition(ApiModel):
 
 
 class RevisionStatus(ApiModel):
-    """One revision that has pods."""
+    """One revision that has pods, or should have."""
 
     name: str = Field(description="Hash of the rendered pod template; its workload is <metadata.name>-<name>.")
-    track: Literal["stable", "candidate"] = Field(description="stable, or candidate while it is being judged.")
+    track: Literal["stable", "candidate"] = Field(
+        description="stable: it serves, or is returned to. candidate: it is on its way in or out."
+    )
+    model: str | None = Field(default=None, description="spec.model.source of its pods.")
     replicas: int = Field(description="Pods that exist and are not being deleted.")
     ready: int = Field(description="Of those, the ready ones.")
+    weight: int | None = Field(
+        default=None,
+        description=(
+            "Percent of the requests it gets; 0 without ready pods, else they add up to 100. The router follows it while strategy Canary or "
+            "BlueGreen is under way, otherwise each ready pod takes its share."
+        ),
+    )
+    unrouted_at: str | None = Field(
+        default=None,
+        json_schema_extra=_TIME,
+        description="Since when it gets no requests although pods of it are ready.",
+    )
 
 
 class RolloutStatus(ApiModel):
     """The rollout under way; absent when there is none."""
 
+    revision: str | None = Field(default=None, description="The revision it moves to.")
+    strategy: str | None = Field(default=None, description="The strategy it follows.")
+    step: int | None = Field(default=None, description="Step of the strategy, from 1; above `of` while it ends.")
+    of: int | None = Field(default=None, description="Number of steps.")
+    step_at: str | None = Field(
+        default=None, json_schema_extra=_TIME, description="When the step had its pods and its share of the requests."
+    )
     started_at: str = Field(json_schema_extra=_TIME, description="When it began.")
-    progressed_at: str = Field(json_schema_extra=_TIME, description="When a pod of the new revision last became ready.")
+    progressed_at: str = Field(json_schema_extra=_TIME, description="When it last came nearer to its end.")
+    peak: int = Field(default=0, description="Most pods of its revision that were ready at one time.")
     message: str = Field(description="One sentence about where it is.")
+
+
+class RolloutControl(ApiModel):
+    """What the annotation quire.dev/rollout asked for, as far as it still holds."""
+
+    paused: bool | None = Field(default=None, description="No rollout moves on until resume.")
+    aborted: str | None = Field(
+        default=None, description="Revision that is not rolled out until retry, or until another edit."
+    )
+    why: str | None = Field(default=None, description="Why it was aborted.")
+    promoted: str | None = Field(default=None, description="Revision whose remaining steps are left out.")
+    handled: str | None = Field(default=None, description="Value of the annotation that was carried out last.")
 
 
 class MetricStatus(ApiModel):
@@ -86,11 +121,16 @@ class Status(ApiModel):
     summary: str | None = Field(default=None, description="Ready and wanted replicas, as 1/2.")
     selector: str | None = Field(default=None, description="Label selector of those pods, for /scale.")
     url: str | None = Field(default=None, description="OpenAI base URL inside the cluster.")
+    current_revision: str | None = Field(
+        default=None, description="The stable revision: what serves, and what an abort returns to."
+    )
+    updated_revision: str | None = Field(default=None, description="The revision that the spec asks for.")
     revisions: tuple[RevisionStatus, ...] = Field(
         default=(),
         description="Revisions with pods; the wanted one first.",
     )
     rollout: RolloutStatus | None = Field(default=None, description="The rollout under way; absent when there is none.")
+    control: RolloutControl | None = Field(default=None, description="What the annotation quire.dev/rollout asked for.")
     autoscaling: AutoscalingStatus | None = Field(
         default=None, description="What is measured, and what the autoscaler wants."
     )

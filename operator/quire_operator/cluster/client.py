@@ -168,6 +168,30 @@ class Cluster:
         )
         telemetry.WRITES.labels(kind="Scale").inc()
 
+    async def clear_command(self, body: Body, command: str) -> None:
+        """Remove the annotation quire.dev/rollout, unless it says something else by now."""
+        metadata = body["metadata"]
+        path = f"/metadata/annotations/{labels.ROLLOUT.replace('/', '~1')}"
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+            {"op": "test", "path": path, "value": command},
+            {"op": "remove", "path": path},
+        ]
+        try:
+            await self.client.patch(
+                kinds.LLMDeployment,
+                metadata["name"],
+                patch,
+                namespace=metadata["namespace"],
+                patch_type=PatchType.JSON,
+            )
+        except ApiError as error:
+            if error.status.code not in (404, 409, 422):
+                raise
+            log.debug("%s of %s/%s not removed: %s", labels.ROLLOUT, metadata["namespace"], metadata["name"], error)
+            return
+        telemetry.WRITES.labels(kind=labels.KIND).inc()
+
     async def write_status(self, body: Body, status: Mapping[str, Any], *, kind: str = labels.KIND) -> bool:
         """True when something was written; an equal status costs nothing. An object deleted meanwhile is no error."""
         if _comparable(body.get("status") or {}) == _comparable(status):

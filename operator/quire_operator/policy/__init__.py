@@ -1,11 +1,33 @@
-"""Pure decisions: which revision is wanted, and how many pods each revision should have next.
+"""Pure decisions: which revision is wanted, how many pods and which share of the requests each revision has next.
 
-No I/O, no clock of its own, no Kubernetes client. What may be decided is tested as properties: never below the
-available minimum, never above the surge, always converging.
+    plan ─▶ decide ─▶ {aims, sizes} ─▶ {commands, weights} ─▶ views
+
+No I/O, no clock of its own, no Kubernetes client. What may be decided is tested as properties: never below the available
+minimum, never above the surge, weights only to ready pods, always converging.
 """
 
-from quire_operator.policy.plan import Plan, make_plan, revision_views
-from quire_operator.policy.revision import revision_of
-from quire_operator.policy.rolling import Limits, RevisionView, next_replicas
+from quire_operator.policy.decide import Decision, Hold, decide
+from quire_operator.policy.plan import Plan, make_plan, to_seconds, to_text
+from quire_operator.policy.revision import intent_of, revision_of, standing_revision
+from quire_operator.policy.views import Control, Limits, Progress, RevisionView, Situation, Step, Strategy, find
 
-__all__ = ["Limits", "Plan", "RevisionView", "make_plan", "next_replicas", "revision_of", "revision_views"]
+__all__ = [
+    "Control",
+    "Decision",
+    "Hold",
+    "Limits",
+    "Plan",
+    "Progress",
+    "RevisionView",
+    "Situation",
+    "Step",
+    "Strategy",
+    "decide",
+    "find",
+    "intent_of",
+    "make_plan",
+    "revision_of",
+    "standing_revision",
+    "to_seconds",
+    "to_text",
+]

@@ -2,50 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+from quire_operator.api import INDEFINITE, Rollout, Status, seconds
 from quire_operator.observation import PodView, WorkloadView
-from quire_operator.policy.rolling import Limits, RevisionView, next_replicas
+from quire_operator.policy.decide import Decision, decide
+from quire_operator.policy.views import Control, Limits, Progress, RevisionView, Situation, Step, Strategy
 from quire_operator.spec import Deployment
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`size` is for the wanted revision; `resize` and `delete` name old revisions only."""
+    """`size` is for the wanted revision; `resize` and `delete` name others only. `views` are as they will be afterwards."""
 
     revision: str
     size: int
     resize: tuple[tuple[str, int, int], ...]
     delete: tuple[str, ...]
     views: tuple[RevisionView, ...]
-    """As they will be once the plan is carried out."""
+    decision: Decision
 
 
-def make_plan(owner: Deployment, revision: str, workloads: Sequence[WorkloadView], pods: Sequence[PodView]) -> Plan:
-    """`resize` holds (revision, from, to)."""
-    seen = revision_views(workloads, pods)
-    rollout = owner.spec.rollout
-    limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.strategy)
-    sizes = next_replicas(revision, owner.wanted_replicas, seen, limits)
-    old = [view for view in seen if view.name != revision]
-    delete = tuple(view.name for view in old if view.desired == 0 and view.pods == 0)
-    resize = tuple((view.name, view.desired, sizes[view.name]) for view in old if sizes[view.name] != view.desired)
+def make_plan(
+    owner: Deployment,
+    revision: str,
+    workloads: Sequence[WorkloadView],
+    pods: Sequence[PodView],
+    *,
+    now: str,
+    in_flight: Mapping[str, int] | None = None,
+) -> Plan:
+    """`resize` holds (revision, from, to). in_flight: requests by name of pod, as far as the pods said."""
+    seen = revision_views(workloads, pods, owner.status, in_flight or {})
+    decision = decide(
+        Situation(
+            target=revision,
+            wanted=owner.wanted_replicas,
+            views=seen,
+            strategy=strategy_of(owner.spec.rollout),
+            now=to_seconds(now),
+            stable=owner.status.current_revision,
+            progress=_progress(owner.status),
+            control=_control(owner.status),
+            command=owner.command,
+        )
+    )
+    sizes = decision.sizes
+    others = [view for view in seen if view.name != revision]
+    resize = tuple((view.name, view.desired, sizes[view.name]) for view in others if sizes[view.name] != view.desired)
     known = {view.name for view in seen}
     missing = () if revision in known else (RevisionView(revision, 0, 0, 0),)
-    after = tuple(replace(view, desired=sizes[view.name]) for view in (*missing, *seen) if view.name not in delete)
-    return Plan(revision, sizes[revision], resize, delete, after)
+    after = tuple(
+        replace(view, desired=sizes[view.name]) for view in (*missing, *seen) if view.name not in decision.delete
+    )
+    return Plan(revision, sizes[revision], resize, decision.delete, after, decision)
 
 
-def revision_views(workloads: Sequence[WorkloadView], pods: Sequence[PodView]) -> tuple[RevisionView, ...]:
+def revision_views(
+    workloads: Sequence[WorkloadView], pods: Sequence[PodView], status: Status, in_flight: Mapping[str, int]
+) -> tuple[RevisionView, ...]:
     """One per workload; `ready` leaves out pods that are being deleted."""
-    return tuple(
-        RevisionView(
+    told = {revision.name: revision for revision in status.revisions}
+
+    def one(workload: WorkloadView) -> RevisionView:
+        mine = [pod for pod in pods if pod.revision == workload.revision]
+        ready = [pod.name for pod in mine if pod.ready]
+        before = told.get(workload.revision)
+        return RevisionView(
             name=workload.revision,
             desired=workload.desired,
-            ready=sum(pod.ready for pod in pods if pod.revision == workload.revision),
-            pods=sum(pod.revision == workload.revision for pod in pods),
+            ready=len(ready),
+            pods=len(mine),
             created=workload.created,
+            crashing=any(pod.crashing for pod in mine),
+            in_flight=sum(in_flight[name] for name in ready) if all(name in in_flight for name in ready) else None,
+            weight=(before.weight or 0) if before is not None else 0,
+            unrouted_at=to_seconds(before.unrouted_at) if before is not None and before.unrouted_at else None,
         )
-        for workload in workloads
+
+    return tuple(one(workload) for workload in workloads)
+
+
+def strategy_of(rollout: Rollout) -> Strategy:
+    """spec.rollout in numbers."""
+    steps: tuple[Step, ...] = ()
+    if rollout.strategy == "Canary" and rollout.canary is not None:
+        steps = tuple(Step(step.weight, _pause_s(step.pause)) for step in rollout.canary.steps)
+    elif rollout.strategy == "BlueGreen":
+        steps = (Step(0, _pause_s(rollout.blue_green.pause)),)
+    return Strategy(
+        # Canary without steps is refused at admission; an object stored before that rule rolls plainly.
+        name="RollingUpdate" if rollout.strategy == "Canary" and not steps else rollout.strategy,
+        limits=Limits(rollout.max_surge, rollout.max_unavailable),
+        steps=steps,
+        deadline_s=seconds(rollout.progress_deadline),
+        drain_s=seconds(rollout.drain_timeout),
+        keep_old_s=seconds(rollout.blue_green.scale_down_delay),
+        history=rollout.revision_history_limit,
     )
+
+
+def to_seconds(text: str) -> float:
+    """Seconds since 1970 of a time as the API writes it."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def to_text(at: float) -> str:
+    """The other way round; whole seconds."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _pause_s(pause: str) -> float | None:
+    return None if pause == INDEFINITE else float(seconds(pause))
+
+
+def _progress(status: Status) -> Progress | None:
+    told = status.rollout
+    if told is None or told.revision is None:
+        return None
+    return Progress(
+        revision=told.revision,
+        started=to_seconds(told.started_at),
+        progressed=to_seconds(told.progressed_at),
+        step=max((told.step or 1) - 1, 0),
+        step_since=to_seconds(told.step_at) if told.step_at else None,
+        peak=told.peak,
+    )
+
+
+def _control(status: Status) -> Control:
+    told = status.control
+    if told is None:
+        return Control()
+    return Control(bool(told.paused), told.aborted, told.why, told.promoted, told.handled)

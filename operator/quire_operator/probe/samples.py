@@ -17,6 +17,10 @@ SHOWN_NAMES: Mapping[str, str] = {"queue_size": "queueSize", "gpu_cache_usage": 
 """Field of spec.autoscaling.targets to the name in status.autoscaling.metrics."""
 
 
+IN_FLIGHT = ("quire_num_requests_executing", "quire_scheduler_queue_size", "quire_num_requests_swapped")
+"""Gauges of the engine whose sum is what a pod still has to answer."""
+
+
 @dataclass(frozen=True)
 class Target:
     """A pod to ask."""
@@ -102,6 +106,15 @@ class Samples:
         known = any(metric in pod.samples for pod in pods)
         tried = any(pod.tried for pod in pods) or not pods
         return Reading(shown, metric, None, "Stale" if known else "Missing", silent, tried=tried)
+
+    def in_flight(self, key: Key, *, at: float) -> dict[str, int]:
+        """Requests in each pod; a pod that did not say lately is absent: unknown, not idle."""
+        out: dict[str, int] = {}
+        for name, pod in self._pods.get(key, {}).items():
+            fresh = [self._fresh(pod, metric, at) for metric in IN_FLIGHT]
+            if all(fresh):
+                out[name] = round(sum(sample.value for sample in fresh if sample is not None))
+        return out
 
     def select(self, namespace: str, metric: str, *, at: float) -> Iterator[tuple[str, Mapping[str, str], Sample]]:
         """(pod, labels, sample) for every pod of the namespace with a fresh value, for the metrics API."""

@@ -15,15 +15,22 @@ def workload_name(owner_name: str, revision: str) -> str:
     return f"{owner_name}-{revision}"
 
 
-def build_deployment(owner: Deployment, revision: str, template: dict[str, Any], replicas: int) -> dict[str, Any]:
-    """`template` is `build_pod_template`'s; revision and track are added to its labels here."""
+def build_deployment(
+    owner: Deployment, revision: str, template: dict[str, Any], replicas: int, *, intent: str
+) -> dict[str, Any]:
+    """`template` is `build_pod_template`'s; revision and track are added to its labels here.
+
+    The track of pods is always `stable`: whether a revision is one changes, and a changed template would roll its pods.
+    """
     selector = {**labels.leader_selector(owner.name), labels.REVISION: revision}
     marks = {labels.REVISION: revision, labels.TRACK: labels.STABLE}
     metadata = template["metadata"]
+    notes = {labels.INTENT_HASH: intent, labels.MODEL: owner.spec.model.source}
+    name = workload_name(owner.name, revision)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": child_metadata(owner, workload_name(owner.name, revision), {**marks, labels.ROLE: labels.LEADER}),
+        "metadata": child_metadata(owner, name, {**marks, labels.ROLE: labels.LEADER}, notes),
         "spec": {
             "replicas": replicas,
             "revisionHistoryLimit": 0,

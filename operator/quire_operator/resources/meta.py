@@ -9,9 +9,15 @@ from quire_operator import labels
 from quire_operator.spec import Deployment
 
 
-def child_metadata(owner: Deployment, name: str, extra_labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+def child_metadata(
+    owner: Deployment,
+    name: str,
+    extra_labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Owner references only, no finalizer: deleting the LLMDeployment deletes its children, with or without the operator."""
     return {
+        **({"annotations": dict(annotations)} if annotations else {}),
         "name": name,
         "namespace": owner.namespace,
         "labels": {**labels.child_labels(owner.name), **(extra_labels or {})},

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quire_operator.api import Condition, RolloutStatus
+from quire_operator import labels
+from quire_operator.api import INDEFINITE, Condition, RolloutStatus
 from quire_operator.observation import find_condition
+from quire_operator.policy import find
 from quire_operator.status.facts import VERIFICATION_FAILURES, Facts
 
 Truth = Literal["True", "False", "Unknown"]
@@ -72,10 +74,14 @@ def _why_not(facts: Facts) -> tuple[str, str]:
     """The best explanation for missing replicas."""
     if facts.apply_error is not None:
         return "ApplyFailed", facts.apply_error
+    if facts.aborted is not None:
+        return "RolloutAborted", _aborted(facts)
     if facts.problem is not None:
         return facts.problem.reason, facts.problem.message
     if facts.failure is not None:
         return "FailedCreate", f"pods cannot be created: {facts.failure}"
+    if facts.decision.hold in ("Paused", "StepPaused"):
+        return facts.decision.hold, rollout_message(facts)
     ready, wanted = facts.target.ready, facts.wanted
     left = sum(view.desired for view in facts.old)
     if left and ready >= wanted:
@@ -113,15 +119,49 @@ def _available(facts: Facts) -> Finding:
 def _progressing(facts: Facts, rollout: RolloutStatus | None, *, late: bool) -> Finding:
     if facts.apply_error is not None:
         return Finding("False", "ApplyFailed", facts.apply_error)
+    if facts.aborted is not None and facts.decision.hold == "Aborted":
+        return Finding("False", "RolloutAborted", _aborted(facts))
     if rollout is None:
         return Finding("False", "Complete", f"all {facts.wanted} replicas are of revision {facts.revision}")
     if late:
         deadline = facts.owner.spec.rollout.progress_deadline
         _, why = _why_not(facts)
         return Finding("False", "ProgressDeadlineExceeded", f"no progress for {deadline}: {why}")
-    if any(view.desired for view in facts.old):
+    if facts.decision.hold in ("Paused", "StepPaused", "Draining"):
+        return Finding("True", facts.decision.hold, rollout.message)
+    if facts.aborted is not None:
+        return Finding("True", "Aborting", rollout.message)
+    if facts.decision.goal != facts.decision.stable or any(view.desired for view in facts.old):
         return Finding("True", "RollingOut", rollout.message)
     return Finding("True", "Scaling", rollout.message)
+
+
+def rollout_message(facts: Facts) -> str:
+    """One sentence about where the rollout is; without counting down, so that time alone writes no status."""
+    decision, rollout = facts.decision, facts.owner.spec.rollout
+    goal = find(facts.views, decision.goal)
+    left = sum(view.desired for view in facts.views if view.name != decision.goal)
+    text = f"revision {decision.goal}: {goal.ready} of {facts.wanted} replicas are ready"
+    text += f", {left} of other revisions are left" if left else ""
+    if decision.hold == "Paused":
+        return f"paused; {text}; {labels.ROLLOUT}=resume goes on"
+    if decision.hold == "StepPaused" and decision.progress is not None:
+        pause = rollout.blue_green.pause
+        if rollout.strategy == "Canary" and rollout.canary is not None:
+            pause = rollout.canary.steps[decision.progress.step].pause
+        weight = decision.weights.get(decision.goal, 0)
+        until = f"until {labels.ROLLOUT}=resume or promote" if pause == INDEFINITE else f"for {pause}"
+        return f"{weight} % of the requests go to revision {decision.goal}, {until}; {text}"
+    if decision.hold == "Draining":
+        return f"what lost its requests finishes what it has; {text}"
+    return text
+
+
+def _aborted(facts: Facts) -> str:
+    return (
+        f"revision {facts.revision} is not rolled out: {facts.aborted}; revision {facts.decision.goal} serves. "
+        f"{labels.ROLLOUT}=retry tries again, as does another edit"
+    )
 
 
 def _metrics(facts: Facts) -> Finding:

@@ -22,8 +22,22 @@ class Event:
     action: str = "Reconcile"
 
 
-_QUIET = frozenset({"Loading", "Verifying", "RollingOut", "ScaledToZero", "NoPods", "NotYetReported", "NotYetMeasured"})
+_QUIET = frozenset(
+    {
+        "Loading",
+        "Verifying",
+        "RollingOut",
+        "ScaledToZero",
+        "NoPods",
+        "NotYetReported",
+        "NotYetMeasured",
+        "Paused",
+        "StepPaused",
+    }
+)
 """Reasons that are ordinary on the way: shown as conditions, not worth an event."""
+
+_MOVING = frozenset({"RollingOut", "StepPaused", "Paused", "Draining"})
 
 _NEED_PODS = frozenset({"MetricsAvailable", "ScalingActive"})
 """Without a ready pod there is nothing to measure, and that is told elsewhere."""
@@ -33,12 +47,24 @@ def events_between(before: Status, after: Status) -> tuple[Event, ...]:
     """What happened from the one to the other."""
     old = {condition.type: condition for condition in before.conditions}
     serving = any(condition.type == "Available" and condition.status == "True" for condition in after.conditions)
-    return tuple(
+    events = [
         event
         for condition in after.conditions
         if serving or condition.type not in _NEED_PODS
         for event in _of(old.get(condition.type), condition)
-    )
+    ]
+    return (*_shares(before, after), *events)
+
+
+def _shares(before: Status, after: Status) -> Iterator[Event]:
+    """Where a strategy moves requests from one revision to another, that is an event of its own."""
+    if after.rollout is None or after.rollout.strategy not in ("Canary", "BlueGreen") or len(after.revisions) < 2:
+        return
+    old = {revision.name: revision.weight or 0 for revision in before.revisions}
+    now = {revision.name: revision.weight or 0 for revision in after.revisions}
+    if any(now.get(name, 0) != old.get(name, 0) for name in now | old) and any(now.values()):
+        shares = ", ".join(f"{weight} % to revision {name}" for name, weight in now.items())
+        yield Event("Normal", "TrafficMoved", f"requests go {shares}", "Roll")
 
 
 def _of(before: Condition | None, after: Condition) -> Iterator[Event]:
@@ -56,7 +82,7 @@ def _of(before: Condition | None, after: Condition) -> Iterator[Event]:
             return  # Ready says the same, and more
         if after.type == "Progressing":
             if after.reason == "Complete":
-                if before is not None and before.reason == "RollingOut":
+                if before is not None and before.reason in _MOVING:
                     yield Event("Normal", "RolloutComplete", after.message)
                 return
             if after.reason == "ApplyFailed":

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from quire_operator.api import MetricState
 from quire_operator.observation import PodView
-from quire_operator.policy import RevisionView
+from quire_operator.policy import Decision, RevisionView, find
 from quire_operator.spec import Deployment
 from quire_operator.status.problems import Problem
 
@@ -44,7 +44,12 @@ class Facts:
     owner: Deployment
     now: str
     revision: str
+    """The one the spec asks for."""
+    decision: Decision
     views: Sequence[RevisionView]
+    """As they are once the decision is carried out."""
+    models: Mapping[str, str]
+    """spec.model.source by revision."""
     pods: tuple[PodView, ...]
     problem: Problem | None
     failure: str | None
@@ -63,7 +68,13 @@ class Facts:
 
     @property
     def target(self) -> RevisionView:
-        return next((view for view in self.views if view.name == self.revision), RevisionView(self.revision, 0, 0, 0))
+        return find(self.views, self.revision)
+
+    @property
+    def aborted(self) -> str | None:
+        """Why the wanted revision is not rolled out, if that was given up."""
+        control = self.decision.control
+        return (control.why or "no reason given") if control.aborted == self.revision else None
 
     @property
     def old(self) -> tuple[RevisionView, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from quire_operator import labels
 from quire_operator.api import (
     AutoscalingStatus,
@@ -11,13 +9,13 @@ from quire_operator.api import (
     MetricStatus,
     Phase,
     RevisionStatus,
+    RolloutControl,
     RolloutStatus,
     Status,
-    seconds,
 )
-from quire_operator.policy import RevisionView
+from quire_operator.policy import RevisionView, to_text
 from quire_operator.spec import Key
-from quire_operator.status.conditions import all_conditions, serving
+from quire_operator.status.conditions import all_conditions, rollout_message, serving
 from quire_operator.status.facts import Facts, Reading
 
 
@@ -34,8 +32,7 @@ def answers_everywhere(facts: Facts) -> bool:
 def build_status(facts: Facts) -> Status:
     """What to report now."""
     rollout = _rollout(facts)
-    late = rollout is not None and seconds_late(facts, rollout) >= 0
-    conditions = all_conditions(facts, rollout, late=late)
+    conditions = all_conditions(facts, rollout, late=facts.decision.late)
     pods = [pod for pod in facts.pods if pod.track == labels.STABLE and not pod.terminating]
     ready = sum(pod.ready for pod in pods)
     return Status(
@@ -47,8 +44,11 @@ def build_status(facts: Facts) -> Status:
         summary=f"{ready}/{facts.wanted}",
         selector=labels.selector_text(labels.stable_selector(facts.owner.name)),
         url=facts.url,
+        current_revision=facts.decision.stable,
+        updated_revision=facts.revision,
         revisions=_revisions(facts),
         rollout=rollout,
+        control=_control(facts),
         autoscaling=_autoscaling(facts),
     )
 
@@ -76,39 +76,58 @@ def invalid_status(key: Key, generation: int, before: Status, message: str, now:
     )
 
 
-def seconds_late(facts: Facts, rollout: RolloutStatus) -> float:
-    """Seconds since the progress deadline passed; negative while there is time."""
-    passed = (_time(facts.now) - _time(rollout.progressed_at)).total_seconds()
-    return passed - seconds(facts.owner.spec.rollout.progress_deadline)
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
-
-
 def _rollout(facts: Facts) -> RolloutStatus | None:
-    if facts.complete or facts.wanted == 0:
+    decision, rollout = facts.decision, facts.owner.spec.rollout
+    progress = decision.progress
+    if progress is None:
         return None
-    before, revisions = facts.owner.status.rollout, facts.owner.status.revisions
-    same = before is not None and bool(revisions) and revisions[0].name == facts.revision
-    progressed = not same or facts.target.ready > revisions[0].ready
-    started = before.started_at if before is not None and same else facts.now
-    left = sum(view.desired for view in facts.old)
-    message = f"revision {facts.revision}: {facts.target.ready} of {facts.wanted} replicas are ready"
+    of = 0
+    if decision.goal != decision.stable:
+        steps = len(rollout.canary.steps) if rollout.canary is not None else 0
+        of = {"Canary": steps, "BlueGreen": 1}.get(rollout.strategy, 0)
     return RolloutStatus(
-        started_at=started,
-        progressed_at=facts.now if before is None or progressed else before.progressed_at,
-        message=f"{message}, {left} of old revisions are left" if left else message,
+        revision=progress.revision,
+        strategy=rollout.strategy,
+        step=progress.step + 1 if of else None,
+        of=of or None,
+        step_at=to_text(progress.step_since) if progress.step_since is not None else None,
+        started_at=to_text(progress.started),
+        progressed_at=to_text(progress.progressed),
+        peak=progress.peak,
+        message=rollout_message(facts),
     )
 
 
 def _revisions(facts: Facts) -> tuple[RevisionStatus, ...]:
-    def one(view: RevisionView) -> RevisionStatus:
-        present = sum(not pod.terminating for pod in facts.pods if pod.revision == view.name)
-        return RevisionStatus(name=view.name, track="stable", replicas=present, ready=view.ready)
+    decision = facts.decision
 
-    newest_first = sorted(facts.old, key=lambda view: (view.created, view.name), reverse=True)
+    def one(view: RevisionView) -> RevisionStatus:
+        since = decision.unrouted.get(view.name)
+        return RevisionStatus(
+            name=view.name,
+            track="stable" if view.name == decision.stable else "candidate",
+            model=facts.models.get(view.name),
+            replicas=sum(not pod.terminating for pod in facts.pods if pod.revision == view.name),
+            ready=view.ready,
+            weight=decision.weights.get(view.name, 0),
+            unrouted_at=to_text(since) if since is not None else None,
+        )
+
+    shown = [view for view in facts.old if view.desired or view.pods or view.name == decision.stable]
+    newest_first = sorted(shown, key=lambda view: (view.created, view.name), reverse=True)
     return (one(facts.target), *(one(view) for view in newest_first))
+
+
+def _control(facts: Facts) -> RolloutControl | None:
+    control = facts.decision.control
+    told = RolloutControl(
+        paused=control.paused or None,
+        aborted=control.aborted,
+        why=control.why,
+        promoted=control.promoted,
+        handled=control.handled,
+    )
+    return told if told != RolloutControl() else None
 
 
 def _autoscaling(facts: Facts) -> AutoscalingStatus | None:
@@ -136,6 +155,8 @@ def _phase(facts: Facts, conditions: tuple[Condition, ...], rollout: RolloutStat
         return "ScaledToZero"
     if status["Progressing"].reason in ("ApplyFailed", "ProgressDeadlineExceeded"):
         return "Degraded" if facts.ready else "Failed"
+    if facts.aborted is not None and facts.ready:
+        return "Degraded"
     if facts.ready == 0:
         if facts.problem is not None and facts.problem.fatal:
             return "Failed"

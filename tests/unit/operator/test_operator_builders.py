@@ -272,7 +272,7 @@ def test_user_labels_join_and_contract_labels_win() -> None:
 
 
 def test_the_deployment_selects_its_own_revision_only() -> None:
-    wanted = build_deployment(owner(), "abc", template(), 2)
+    wanted = build_deployment(owner(), "abc", template(), 2, intent="i")
     assert wanted["metadata"]["name"] == "smol-abc"
     selector = wanted["spec"]["selector"]["matchLabels"]
     assert selector == {labels.DEPLOYMENT: "smol", labels.ROLE: "leader", labels.REVISION: "abc"}
@@ -284,7 +284,7 @@ def test_the_deployment_selects_its_own_revision_only() -> None:
 def test_children_are_owned_without_blocking_deletion() -> None:
     for child in (
         build_service(owner()),
-        build_deployment(owner(), "abc", template(), 1),
+        build_deployment(owner(), "abc", template(), 1, intent="i"),
         *build_supplies(owner(), DEFAULTS),
     ):
         (reference,) = child["metadata"]["ownerReferences"]

@@ -36,7 +36,7 @@ async def cluster(api: ScriptedApi) -> AsyncIterator[Cluster]:
 
 
 def deployment(replicas: int = 1) -> dict[str, object]:
-    return build_deployment(owner(), "abc", build_pod_template(owner(), DEFAULTS), replicas)
+    return build_deployment(owner(), "abc", build_pod_template(owner(), DEFAULTS), replicas, intent="i")
 
 
 async def test_it_sees_its_own_children_only(api: ScriptedApi, cluster: Cluster) -> None:

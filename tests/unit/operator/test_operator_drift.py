@@ -54,7 +54,7 @@ def test_cases(wanted: Any, live: Any, same: bool) -> None:
 
 def test_defaults_of_the_api_server_are_no_drift_and_edits_are() -> None:
     wanted = build_deployment(
-        owner({"resources": {"limits": {"cpu": "1000m"}}}), "r", build_pod_template(owner(), DEFAULTS), 1
+        owner({"resources": {"limits": {"cpu": "1000m"}}}), "r", build_pod_template(owner(), DEFAULTS), 1, intent="i"
     )
     live = {**wanted, "status": {"replicas": 1}, "spec": {**wanted["spec"], "minReadySeconds": 0}}
     assert matches(wanted, live)
@@ -63,7 +63,7 @@ def test_defaults_of_the_api_server_are_no_drift_and_edits_are() -> None:
 
 
 def test_an_item_of_a_list_is_settled_without_kind_and_a_forgotten_field_is_not() -> None:
-    wanted = build_deployment(owner(), "r", build_pod_template(owner(), DEFAULTS), 1)
+    wanted = build_deployment(owner(), "r", build_pod_template(owner(), DEFAULTS), 1, intent="i")
     live = {key: value for key, value in marked(wanted).items() if key not in ("apiVersion", "kind")}
     assert settled(marked(wanted), live)
     shorter = {**wanted, "spec": {key: value for key, value in wanted["spec"].items() if key != "revisionHistoryLimit"}}

@@ -114,10 +114,14 @@ async def test_an_edit_rolls_to_a_new_revision_and_removes_the_old() -> None:
         smallest = min(smallest, sum("deletionTimestamp" not in pod["metadata"] for pod in ready))
     await bench.look()
     assert smallest == 3, "maxUnavailable is 0"
-    assert list(bench.cluster.sizes().values()) == [3] and old not in bench.cluster.sizes()
+    assert bench.cluster.sizes().pop(old) == 0, "kept for a way back"
+    assert sum(bench.cluster.sizes().values()) == 3
     assert bench.condition("Ready") == ("True", "Answering")
     assert bench.cluster.condition("Ready")["observedGeneration"] == 2
-    assert {"RevisionRemoved", "RolloutComplete"} <= set(bench.reasons())
+    assert "RolloutComplete" in bench.reasons() and "RevisionRemoved" not in bench.reasons()
+    bench.cluster.edit(rollout={"revisionHistoryLimit": 0})
+    await bench.settle(rounds=3)
+    assert list(bench.cluster.sizes().values()) == [3] and "RevisionRemoved" in bench.reasons()
 
 
 async def test_during_a_rollout_ready_is_false_and_available_stays_true() -> None:
@@ -163,7 +167,7 @@ async def test_returning_to_the_old_template_reuses_its_workload() -> None:
     bench.cluster.play()
     bench.cluster.edit(engine={})
     await bench.settle()
-    assert bench.cluster.sizes() == {old: 2}
+    assert {name: size for name, size in bench.cluster.sizes().items() if size} == {old: 2}
     assert len(bench.cluster.pods) == 2
 
 
@@ -277,7 +281,7 @@ async def test_no_progress_until_the_deadline_is_told_once(monkeypatch: pytest.M
     monkeypatch.setattr("quire_operator.reconcile._now", lambda: clock["now"])
     bench = Bench({"rollout": {"progressDeadline": "10m"}})
     outcome = await bench.look()
-    assert outcome.again_s == 601
+    assert outcome.again_s == 600
     clock["now"] = "2026-01-01T00:10:00Z"
     assert (await bench.look()).again_s is None
     assert bench.condition("Progressing") == ("False", "ProgressDeadlineExceeded")
@@ -318,3 +322,205 @@ async def test_a_deleted_one_is_forgotten() -> None:
     bench.cluster.writes.clear()
     assert await bench.look() == Outcome()
     assert bench.cluster.writes == [] and bench.cluster.forgotten == [KEY]
+
+
+# -- rollouts
+
+CANARY = {
+    "strategy": "Canary",
+    "canary": {"steps": [{"weight": 25, "pause": "10m"}, {"weight": 50, "pause": "indefinite"}]},
+}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the operator takes for the time."""
+    found = {"now": "2026-01-01T00:00:00Z"}
+    monkeypatch.setattr("quire_operator.reconcile._now", lambda: found["now"])
+    return found
+
+
+def shares(bench: Bench) -> dict[str, int]:
+    return {item["name"]: item["weight"] for item in bench.cluster.status["revisions"]}
+
+
+async def canary() -> tuple[Bench, str, str]:
+    """Four replicas of one revision, and a candidate that stands on its first step."""
+    bench = Bench({"replicas": 4, "rollout": CANARY})
+    await bench.settle()
+    (old,) = bench.cluster.sizes()
+    bench.cluster.edit(engine={"maxNumSeqs": 8})
+    await bench.settle(rounds=6)
+    (new,) = bench.cluster.sizes().keys() - {old}
+    return bench, old, new
+
+
+async def test_a_canary_shows_in_the_status_and_waits_without_a_write(clock: dict[str, str]) -> None:
+    bench, old, new = await canary()
+    status = bench.cluster.status
+    assert shares(bench) == {new: 25, old: 75} and bench.cluster.sizes() == {old: 4, new: 1}
+    assert (status["currentRevision"], status["updatedRevision"]) == (old, new)
+    assert [(item["name"], item["track"]) for item in status["revisions"]] == [(new, "candidate"), (old, "stable")]
+    assert all(item["model"] == "file:///models/smollm2.gguf" for item in status["revisions"])
+    told = status["rollout"]
+    assert (told["revision"], told["strategy"], told["step"], told["of"]) == (new, "Canary", 1, 2)
+    assert "25 % of the requests" in told["message"] and "for 10m" in told["message"]
+    assert bench.condition("Progressing") == ("True", "StepPaused") and bench.condition("Ready") == (
+        "False",
+        "StepPaused",
+    )
+    assert bench.condition("Available") == ("True", "ReplicasReady") and status["phase"] == "Progressing"
+    assert "TrafficMoved" in bench.reasons()
+    bench.cluster.writes.clear()
+    clock["now"] = "2026-01-01T00:04:00Z"
+    assert (await bench.look()).again_s == 360
+    assert bench.cluster.writes == [], "time alone writes nothing"
+    clock["now"] = "2026-01-01T00:10:00Z"
+    await bench.settle(rounds=6)
+    assert bench.cluster.status["rollout"]["step"] == 2 and shares(bench) == {new: 50, old: 50}
+
+
+async def test_the_candidate_is_told_to_the_router_before_it_has_pods() -> None:
+    bench = Bench({"replicas": 2, "rollout": CANARY})
+    await bench.settle()
+    bench.cluster.edit(engine={"maxNumSeqs": 8})
+    await bench.look()
+    assert sorted(bench.cluster.sizes().values()) == [0, 2]
+    assert sorted(shares(bench).values()) == [0, 100] and bench.cluster.status["rollout"]["strategy"] == "Canary"
+
+
+async def test_commands_are_carried_out_and_removed(clock: dict[str, str]) -> None:
+    bench, old, new = await canary()
+    bench.cluster.command("promote")
+    await bench.look()
+    assert bench.cluster.body is not None and bench.cluster.body["metadata"]["annotations"] == {}
+    assert bench.cluster.writes[-2:] == ["status", "clear promote"], "the effect is written before the cause is removed"
+    for minute in range(1, 40):
+        clock["now"] = f"2026-01-01T01:{minute:02d}:00Z"
+        await bench.look()
+        bench.cluster.play()
+    await bench.look()
+    assert bench.cluster.sizes() == {old: 0, new: 4} and bench.cluster.status["currentRevision"] == new
+    assert "control" not in bench.cluster.status and bench.condition("Ready") == ("True", "Answering")
+    assert bench.reasons().count("CommandAccepted") == 1
+
+
+async def test_a_command_that_was_carried_out_is_only_removed(clock: dict[str, str]) -> None:
+    bench, _, _ = await canary()
+    bench.cluster.command("resume")
+    clear = bench.cluster.clear_command
+
+    async def dies(*_: Any) -> None:
+        raise ConnectionError
+
+    bench.cluster.clear_command = dies  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        await bench.look()
+    bench.cluster.clear_command = clear  # type: ignore[method-assign]
+    await bench.settle(rounds=6)
+    assert bench.cluster.body is not None and bench.cluster.body["metadata"]["annotations"] == {}
+    assert bench.cluster.status["rollout"]["step"] == 2, "one step, not two"
+
+
+async def test_a_senseless_command_is_told_and_removed() -> None:
+    bench = Bench({"replicas": 1})
+    await bench.settle()
+    bench.cluster.command("go")
+    await bench.settle(rounds=2)
+    assert bench.cluster.body is not None and bench.cluster.body["metadata"]["annotations"] == {}
+    (event,) = [event for event in bench.cluster.events if event.reason == "CommandRefused"]
+    assert event.kind == "Warning" and "pause, resume, promote, abort, retry" in event.message
+
+
+async def test_an_abort_is_told_and_holds_until_retry(clock: dict[str, str]) -> None:
+    bench, old, new = await canary()
+    bench.cluster.command("abort")
+    await bench.look()
+    assert shares(bench) == {new: 0, old: 100} and bench.cluster.sizes()[new] == 1, "its share goes before its pods"
+    clock["now"] = "2026-01-01T00:10:00Z"
+    await bench.settle(rounds=6)
+    assert bench.cluster.sizes() == {old: 4, new: 0}
+    assert bench.condition("Ready") == ("False", "RolloutAborted") and bench.condition("Available")[0] == "True"
+    assert bench.condition("Progressing") == ("False", "RolloutAborted") and bench.cluster.status["phase"] == "Degraded"
+    assert bench.cluster.status["control"] == {"aborted": new, "why": "the annotation said so"}
+    bench.cluster.writes.clear()
+    await bench.look()
+    assert bench.cluster.writes == []
+    bench.cluster.command("retry")
+    await bench.settle(rounds=6)
+    assert shares(bench) == {new: 25, old: 75} and "control" not in bench.cluster.status
+
+
+async def test_pause_and_resume(clock: dict[str, str]) -> None:
+    bench = Bench({"replicas": 3})
+    await bench.settle()
+    bench.cluster.command("pause")
+    await bench.look()
+    bench.cluster.edit(engine={"maxNumSeqs": 8})
+    await bench.settle(rounds=4)
+    assert sorted(bench.cluster.sizes().values()) == [0, 3]
+    assert bench.condition("Progressing") == ("True", "Paused")
+    clock["now"] = "2026-01-02T00:00:00Z"
+    await bench.look()
+    assert bench.condition("Progressing") == ("True", "Paused"), "a pause has no deadline"
+    bench.cluster.command("resume")
+    await bench.settle()
+    assert bench.condition("Ready") == ("True", "Answering")
+
+
+async def test_a_crashing_candidate_without_spare_room_gives_it_back() -> None:
+    bench = Bench({"replicas": 1, "rollout": {"maxSurge": 0, "maxUnavailable": 1}})
+    await bench.settle()
+    (old,) = bench.cluster.sizes()
+    bench.cluster.edit(engine={"maxNumSeqs": 8})
+    for _ in range(12):
+        await bench.look()
+        (new,) = bench.cluster.sizes().keys() - {old}
+        bench.cluster.play(broken=frozenset({new}))
+        for item in bench.cluster.pods.values():
+            if item["metadata"]["labels"]["quire.dev/revision"] == new:
+                item["status"]["containerStatuses"] = [{"name": "engine", "restartCount": 3, "state": {}}]
+    await bench.look()
+    assert bench.cluster.sizes() == {old: 1, new: 0}
+    assert bench.condition("Ready") == ("False", "RolloutAborted")
+    assert "maxSurge 0" in bench.cluster.condition("Ready")["message"]
+
+
+async def test_an_upgraded_operator_restarts_nothing_and_the_next_edit_takes_its_image() -> None:
+    bench = Bench({"replicas": 2})
+    await bench.settle()
+    (old,) = bench.cluster.sizes()
+    before = set(bench.cluster.pods)
+    bench.cluster.writes.clear()
+    bench.loop = Reconciler(
+        bench.cluster,  # type: ignore[arg-type]
+        Settings(runtime_image="quire/runtime:next"),
+        Samples(10),
+        bench.router,  # type: ignore[arg-type]
+    )
+    await bench.settle(rounds=4)
+    assert set(bench.cluster.pods) == before and bench.cluster.writes == []
+    bench.cluster.edit(replicas=3)
+    await bench.settle(rounds=4)
+    assert bench.cluster.sizes() == {old: 3}, "scaled as it is"
+    bench.cluster.edit(engine={"maxNumSeqs": 8})
+    await bench.settle()
+    (new,) = (name for name, size in bench.cluster.sizes().items() if size)
+    template = bench.cluster.children["Deployment", f"smol-{new}"]["spec"]["template"]
+    assert new != old and template["spec"]["containers"][0]["image"] == "quire/runtime:next"
+    bench.cluster.edit(engine={})
+    await bench.settle()
+    assert {name: size for name, size in bench.cluster.sizes().items() if size} == {old: 3}, "the very same pods again"
+
+
+async def test_a_workload_of_the_release_before_is_marked_and_not_rolled() -> None:
+    bench = Bench({"replicas": 1})
+    await bench.settle()
+    ((key, workload),) = [(key, item) for key, item in bench.cluster.children.items() if key[0] == "Deployment"]
+    template, pods = workload["spec"]["template"], set(bench.cluster.pods)
+    workload["metadata"]["annotations"] = {}
+    bench.cluster.body["status"].pop("currentRevision")  # type: ignore[index]
+    await bench.settle(rounds=3)
+    marked = bench.cluster.children[key]
+    assert marked["metadata"]["annotations"]["quire.dev/spec-hash"]
+    assert marked["spec"]["template"] == template and set(bench.cluster.pods) == pods

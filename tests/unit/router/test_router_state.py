@@ -20,8 +20,10 @@ from quire_router.endpoints import Endpoint, EndpointState, merge, parse_slice
 from quire_router.errors import BadRequestError, SettingsError
 from quire_router.registry import Registry
 from quire_router.sse import MAX_HELD_BYTES, EventCutter
+from quire_router.traffic import Weights, parse_weights
 from router_kit import endpointslice, llmdeployment, pod
 
+DICE = random.Random(1)
 READY, NOT_READY, TERMINATING = EndpointState.READY, EndpointState.NOT_READY, EndpointState.TERMINATING
 
 
@@ -200,10 +202,10 @@ def test_suspects_and_tried_ones_are_avoided_while_there_is_another() -> None:
     load, policy = LoadTable(), LeastLoaded(random.Random(1))
     load.suspect("a", until=10.0)
     both = endpoints("a", "b")
-    assert {choose(both, load, policy, tried=(), now=9.0).address for _ in range(50)} == {"b"}  # type: ignore[union-attr]
-    assert choose(both, load, policy, tried={"b"}, now=9.0).address == "a"  # type: ignore[union-attr]
-    assert choose(both, load, policy, tried={"a", "b"}, now=9.0) is None
-    assert {choose(both, load, policy, tried=(), now=10.0).address for _ in range(50)} == {"a", "b"}  # type: ignore[union-attr]
+    assert {choose(both, load, policy, tried=(), now=9.0, dice=DICE).address for _ in range(50)} == {"b"}  # type: ignore[union-attr]
+    assert choose(both, load, policy, tried={"b"}, now=9.0, dice=DICE).address == "a"  # type: ignore[union-attr]
+    assert choose(both, load, policy, tried={"a", "b"}, now=9.0, dice=DICE) is None
+    assert {choose(both, load, policy, tried=(), now=10.0, dice=DICE).address for _ in range(50)} == {"a", "b"}  # type: ignore[union-attr]
 
 
 def test_load_is_given_back_when_a_request_fails() -> None:
@@ -212,6 +214,70 @@ def test_load_is_given_back_when_a_request_fails() -> None:
         assert load.in_flight("a") == 2
         raise RuntimeError
     assert load.in_flight("a") == 0
+
+
+# -- traffic
+
+ROLLING_OUT = {
+    "rollout": {"strategy": "Canary"},
+    "revisions": [{"name": "aaa", "weight": 80}, {"name": "bbb", "weight": 20}],
+}
+
+
+def revised(**counts: int) -> list[Endpoint]:
+    return [
+        Endpoint(f"{revision}-{number}", f"{revision}-{number}", READY, revision)
+        for revision, count in counts.items()
+        for number in range(count)
+    ]
+
+
+def drawn(
+    pool: list[Endpoint], weights: Weights, *, tried: frozenset[str] = frozenset(), rounds: int = 1000
+) -> Counter[str]:
+    dice = random.Random(7)
+    policy, load = LeastLoaded(dice), LoadTable()
+    found = (choose(pool, load, policy, tried=tried, now=0.0, weights=weights, dice=dice) for _ in range(rounds))
+    return Counter(endpoint.revision for endpoint in found if endpoint is not None)
+
+
+def test_weights_are_read_only_while_a_strategy_moves_requests() -> None:
+    assert parse_weights(ROLLING_OUT) == (("aaa", 80), ("bbb", 20))
+    assert parse_weights({**ROLLING_OUT, "rollout": {"strategy": "RollingUpdate"}}) == ()
+    assert parse_weights({"revisions": ROLLING_OUT["revisions"]}) == ()
+    assert parse_weights({"rollout": {"strategy": "Canary"}, "revisions": [{"name": "aaa", "weight": 0}]}) == ()
+    assert parse_weights({}) == ()
+
+
+def test_a_share_is_a_share_whatever_the_number_of_pods() -> None:
+    for pool in (revised(aaa=1, bbb=1), revised(aaa=1, bbb=9), revised(aaa=9, bbb=1)):
+        picks = drawn(pool, (("aaa", 80), ("bbb", 20)))
+        assert abs(picks["bbb"] - 200) <= 40, picks
+
+
+def test_a_revision_without_a_share_answers_only_where_no_other_can() -> None:
+    weights = (("aaa", 100), ("bbb", 0))
+    assert drawn(revised(aaa=1, bbb=5), weights) == {"aaa": 1000}
+    assert drawn(revised(bbb=2), weights) == {"bbb": 1000}
+    assert drawn(revised(aaa=1, ccc=5), weights) == {"aaa": 1000}, "a revision the status does not name has no share"
+    assert drawn(revised(aaa=1, bbb=1), weights, tried=frozenset({"aaa-0"})) == {"bbb": 1000}
+
+
+def test_the_revision_of_a_pod_is_in_its_name() -> None:
+    manifest = endpointslice(
+        "my-llm", pod("1.1.1.1", "my-llm-0a1b2c3d-7f9-xyz"), pod("1.1.1.2", "stranger"), pod("1.1.1.3", "my-llm")
+    )
+    parsed = parse_slice(manifest)
+    assert parsed is not None
+    assert [endpoint.revision for endpoint in parsed.endpoints] == ["0a1b2c3d", "", ""]
+
+
+def test_the_registry_follows_the_weights_of_the_status() -> None:
+    registry = Registry()
+    registry.apply_deployment(llmdeployment("m"))
+    assert registry.resolve("m").deployment.weights == ()  # type: ignore[union-attr]
+    registry.apply_deployment({**llmdeployment("m"), "status": ROLLING_OUT})
+    assert registry.resolve("m").deployment.weights == (("aaa", 80), ("bbb", 20))  # type: ignore[union-attr]
 
 
 # -- bodies

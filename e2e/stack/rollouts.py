@@ -1,0 +1,86 @@
+"""What tests of rollouts ask a cluster: revisions as the status tells them, pods by revision, commands, and who answered."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from cluster.handle import Cluster, Event
+from stack import llmd
+
+FINISHED = re.compile(r"^quire_requests_finished_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
+
+
+def command(cluster: Cluster, namespace: str, name: str, value: str) -> None:
+    """`quire.dev/rollout=VALUE`, as a user sets it."""
+    cluster.kubectl("annotate", f"llmd/{name}", "-n", namespace, f"quire.dev/rollout={value}", "--overwrite")
+
+
+def status(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
+    """The status as it is now."""
+    found: dict[str, Any] = llmd.get(cluster, namespace, name).get("status", {})
+    return found
+
+
+def current(cluster: Cluster, namespace: str, name: str) -> str:
+    """The stable revision."""
+    return str(status(cluster, namespace, name)["currentRevision"])
+
+
+def shares(found: dict[str, Any]) -> dict[str, int]:
+    """Weights of a status by revision."""
+    return {revision["name"]: revision.get("weight", 0) for revision in found.get("revisions", [])}
+
+
+def until(
+    cluster: Cluster,
+    namespace: str,
+    name: str,
+    what: str,
+    holds: Callable[[dict[str, Any]], bool],
+    *,
+    deadline_s: float,
+) -> dict[str, Any]:
+    """Wait for a status that satisfies `holds`; returns it."""
+
+    def seen(event: Event) -> bool:
+        return event.type != "DELETED" and holds(event.object.get("status", {}))
+
+    found = cluster.watch(what, f"llmd/{name}", "-n", namespace, until=seen, deadline_s=deadline_s)
+    return dict(found["status"])
+
+
+def reason(found: dict[str, Any], kind: str) -> str:
+    """The reason of a condition in a status; empty where there is none."""
+    return next((item["reason"] for item in found.get("conditions", []) if item["type"] == kind), "")
+
+
+def pods(cluster: Cluster, namespace: str, name: str) -> list[dict[str, Any]]:
+    """Every pod of the LLMDeployment."""
+    found = cluster.kubectl_json("get", "pods", "-n", namespace, "-l", f"quire.dev/deployment={name}")
+    return list(found["items"])
+
+
+def identities(cluster: Cluster, namespace: str, name: str) -> set[tuple[str, int]]:
+    """Uid and restarts of each pod: equal sets mean that nothing was touched."""
+    return {
+        (pod["metadata"]["uid"], sum(item["restartCount"] for item in pod["status"].get("containerStatuses", [])))
+        for pod in pods(cluster, namespace, name)
+    }
+
+
+def answered(cluster: Cluster, namespace: str, name: str) -> Counter[str]:
+    """Requests finished so far, by revision, as the pods themselves count them."""
+    out: Counter[str] = Counter()
+    for pod in pods(cluster, namespace, name):
+        address = pod["status"].get("podIP")
+        if address is None:
+            continue
+        page = httpx.get(f"http://{address}:8000/metrics", timeout=10, trust_env=False).text
+        revision = pod["metadata"]["labels"]["quire.dev/revision"]
+        out[revision] += round(sum(float(value) for value in FINISHED.findall(page)))
+    return out
