@@ -22,7 +22,7 @@ BLUE_GREEN = {
 }
 
 
-def deploy(stack: Cluster, namespace: str, name: str, *, replicas: int = 1, **rollout: Any) -> str:
+def deploy(stack: Cluster, namespace: str, name: str, rollout: dict[str, Any], *, replicas: int = 1) -> str:
     """A model that is Ready; returns its revision."""
     llmd.apply(stack, namespace, llmd.example(name, replicas=replicas, rollout=rollout))
     llmd.wait_ready(stack, namespace, name)
@@ -61,7 +61,7 @@ def test_a_senseless_strategy_is_refused(stack: Cluster, namespace: str, rollout
 
 def test_canary_gives_the_candidate_its_share_and_ends_by_promote(stack: Cluster, namespace: str, router: str) -> None:
     name = "canary"
-    old = deploy(stack, namespace, name, **CANARY)
+    old = deploy(stack, namespace, name, CANARY)
     with Load(router, name, clients=1, max_tokens=16) as load:
         edit(stack, namespace, name, 4)
         found = rollouts.until(stack, namespace, name, "the first step", waiting, deadline_s=180)
@@ -90,7 +90,7 @@ def test_abort_takes_the_requests_back_before_the_pods_and_retry_goes_on(
     stack: Cluster, namespace: str, router: str
 ) -> None:
     name = "aborted"
-    old = deploy(stack, namespace, name, **CANARY)
+    old = deploy(stack, namespace, name, CANARY)
     untouched = rollouts.identities(stack, namespace, name)
     with Load(router, name, clients=1, max_tokens=32) as load:
         edit(stack, namespace, name, 4)
@@ -120,7 +120,7 @@ def test_abort_takes_the_requests_back_before_the_pods_and_retry_goes_on(
 
 def test_blue_green_moves_everything_at_once(stack: Cluster, namespace: str, router: str) -> None:
     name = "bluegreen"
-    old = deploy(stack, namespace, name, replicas=2, **BLUE_GREEN)
+    old = deploy(stack, namespace, name, BLUE_GREEN, replicas=2)
     seen: list[dict[str, int]] = []
     with Load(router, name, clients=2, max_tokens=24) as load:
         edit(stack, namespace, name, 4)
@@ -146,7 +146,7 @@ def test_blue_green_moves_everything_at_once(stack: Cluster, namespace: str, rou
 
 def test_recreate_never_runs_two_revisions(stack: Cluster, namespace: str) -> None:
     name = "recreate"
-    old = deploy(stack, namespace, name, strategy="Recreate", drainTimeout="5s")
+    old = deploy(stack, namespace, name, {"strategy": "Recreate", "drainTimeout": "5s"})
     edit(stack, namespace, name, 4)
     new = rollouts.until(
         stack, namespace, name, "the new revision", lambda found: found.get("updatedRevision") != old, deadline_s=30
@@ -159,7 +159,7 @@ def test_recreate_never_runs_two_revisions(stack: Cluster, namespace: str) -> No
 
 def test_a_candidate_that_crashes_is_superseded_by_the_next_edit(stack: Cluster, namespace: str, router: str) -> None:
     name = "crashes"
-    old = deploy(stack, namespace, name, maxSurge=1)
+    old = deploy(stack, namespace, name, {"maxSurge": 1})
     untouched = rollouts.identities(stack, namespace, name)
     with Load(router, name, clients=1, max_tokens=24) as load:
         llmd.patch_spec(stack, namespace, name, {"model": {"source": "file:///models/nothing.gguf"}})
@@ -182,7 +182,10 @@ def test_a_candidate_that_crashes_is_superseded_by_the_next_edit(stack: Cluster,
 
 def test_without_spare_room_a_crashing_candidate_gives_it_back(stack: Cluster, namespace: str) -> None:
     name = "noroom"
-    old = deploy(stack, namespace, name, maxSurge=0, maxUnavailable=1, progressDeadline="30s", drainTimeout="5s")
+    old = deploy(
+        stack, namespace, name,
+        {"maxSurge": 0, "maxUnavailable": 1, "progressDeadline": "30s", "drainTimeout": "5s"},
+    )  # fmt: skip
     llmd.patch_spec(stack, namespace, name, {"model": {"source": "file:///models/nothing.gguf"}})
     found = rollouts.until(
         stack, namespace, name, "the old revision is back",
@@ -195,7 +198,7 @@ def test_without_spare_room_a_crashing_candidate_gives_it_back(stack: Cluster, n
 
 def test_a_revert_during_a_rollout_touches_no_old_pod(stack: Cluster, namespace: str) -> None:
     name = "reverted"
-    old = deploy(stack, namespace, name, **BLUE_GREEN)
+    old = deploy(stack, namespace, name, BLUE_GREEN)
     untouched = rollouts.identities(stack, namespace, name)
     before = llmd.get(stack, namespace, name)["spec"]["engine"]["maxNumSeqs"]
     edit(stack, namespace, name, 4)
@@ -219,7 +222,7 @@ def test_another_operator_with_another_default_image_restarts_nothing(
     stack: Cluster, namespace: str, router: str
 ) -> None:
     name = "adopted"
-    old = deploy(stack, namespace, name)
+    old = deploy(stack, namespace, name, {})
     untouched = rollouts.identities(stack, namespace, name)
     operator = ("deployment/quire-operator", "-n", "quire-system")
     image = stack.kubectl(

@@ -16,16 +16,16 @@ def workload_name(owner_name: str, revision: str) -> str:
 
 
 def build_deployment(
-    owner: Deployment, revision: str, template: dict[str, Any], replicas: int, *, intent: str
+    owner: Deployment, revision: str, template: dict[str, Any], replicas: int, *, intent: str = ""
 ) -> dict[str, Any]:
-    """`template` is `build_pod_template`'s; revision and track are added to its labels here.
+    """`template` is `build_pod_template`'s; revision and track are added to its labels here. `intent` is `intent_of`'s hash.
 
     The track of pods is always `stable`: whether a revision is one changes, and a changed template would roll its pods.
     """
     selector = {**labels.leader_selector(owner.name), labels.REVISION: revision}
     marks = {labels.REVISION: revision, labels.TRACK: labels.STABLE}
     metadata = template["metadata"]
-    notes = {labels.INTENT_HASH: intent, labels.MODEL: owner.spec.model.source}
+    notes = {labels.INTENT_HASH: intent, labels.MODEL: owner.spec.model.source} if intent else {}
     name = workload_name(owner.name, revision)
     return {
         "apiVersion": "apps/v1",

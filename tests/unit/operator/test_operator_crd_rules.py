@@ -47,6 +47,10 @@ def adapter(**more: Any) -> Object:
     return an("LLMAdapter", {"deployment": "smol", "source": "hf://org/lora", **more})
 
 
+def canary(*steps: Object) -> Object:
+    return {"strategy": "Canary", "canary": {"steps": list(steps)}}
+
+
 PLURALS = {"LLMDeployment": "llmdeployments", "ModelCache": "modelcaches", "LLMAdapter": "llmadapters"}
 
 VALID: dict[str, Object] = {
@@ -54,6 +58,10 @@ VALID: dict[str, Object] = {
     "empty rollout": llmd(rollout={}),
     "surge 0": llmd(rollout={"maxSurge": 0, "maxUnavailable": 1}),
     "recreate": llmd(rollout={"strategy": "Recreate", "maxSurge": 0, "maxUnavailable": 0}),
+    "canary": llmd(
+        rollout=canary({"weight": 5}, {"weight": 50, "pause": "1h30m"}, {"weight": 100, "pause": "indefinite"})
+    ),
+    "blue-green": llmd(rollout={"strategy": "BlueGreen", "maxSurge": 0, "blueGreen": {"pause": "indefinite"}}),
     "autoscaling": llmd(autoscaling=scaling(minReplicas=4)),
     "file of a repository": llmd(model={"source": "hf://org/name/q4/file.gguf"}),
     "claim": llmd(model={"source": "pvc://claim/a/b"}),
@@ -100,6 +108,17 @@ INVALID: dict[str, tuple[Object, str]] = {
     "long name": (an("LLMDeployment", {"model": HF}, "a" * 41), "metadata.name must have at most 40 characters"),
     "both sizes": (llmd(replicas=1, autoscaling=scaling()), "replicas and autoscaling exclude each other"),
     "stuck": (llmd(rollout={"maxSurge": 0}), "maxSurge and maxUnavailable must not both be 0"),
+    "stuck canary": (
+        llmd(rollout={**canary({"weight": 5}), "maxSurge": 0}), "maxSurge and maxUnavailable must not both be 0"),
+    "no steps": (llmd(rollout={"strategy": "Canary"}), "strategy Canary needs canary.steps"),
+    "empty steps": (llmd(rollout=canary()), "steps"),
+    "falling": (llmd(rollout=canary({"weight": 50}, {"weight": 20})), "the weights of canary.steps must rise"),
+    "equal": (llmd(rollout=canary({"weight": 50}, {"weight": 50})), "the weights of canary.steps must rise"),
+    "weight": (llmd(rollout=canary({"weight": 101})), "weight"),
+    "pause": (llmd(rollout=canary({"weight": 5, "pause": "soon"})), "must be a duration up to 168h"),
+    "long pause": (llmd(rollout=canary({"weight": 5, "pause": "169h"})), "must be a duration up to 168h"),
+    "no pause": (llmd(rollout={"blueGreen": {"pause": ""}}), "must be a duration up to 168h"),
+    "delay": (llmd(rollout={"blueGreen": {"scaleDownDelay": "25h"}}), "must be a duration from 0s to 24h"),
     "deadline": (llmd(rollout={"progressDeadline": "5s"}), "must be a duration from 10s to 24h"),
     "drain": (llmd(rollout={"drainTimeout": "25h"}), "must be a duration from 0s to 24h"),
     "duration": (llmd(engine={"queueTimeout": "5 minutes"}), "must be a duration of hours, minutes and seconds"),
