@@ -7,6 +7,7 @@ All times are seconds of CLOCK_MONOTONIC, which both processes share.
 from __future__ import annotations
 
 import enum
+from typing import Literal
 
 import msgspec
 
@@ -21,6 +22,8 @@ __all__ = [
     "EngineReady",
     "FinishReason",
     "FromEngine",
+    "PoolRequest",
+    "PoolingFacts",
     "RequestOutputKind",
     "SamplingParams",
     "Shutdown",
@@ -81,6 +84,28 @@ def params_of_siblings(request: AddRequest) -> SamplingParams:
     return msgspec.structs.replace(request.params, prompt_logprobs=None)
 
 
+_NOTHING_DRAWN = SamplingParams()
+
+
+class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, tag="pool"):
+    """One prompt to compute, and nothing to generate: what comes back is one vector (`TokenDelta.vector`).
+
+    token_type_ids: the segment of each token, for encoders that read pairs; empty: all are in the first one. Others: see `AddRequest`.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    arrival_s: float
+    token_type_ids: list[int] = []
+    priority: int = 0
+    cache_salt: str | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        """What a sequence of it has as sampling parameters: none are ever read for a token."""
+        return _NOTHING_DRAWN
+
+
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     """Forget these requests and free their blocks within the current step; unknown ids are ignored."""
 
@@ -95,7 +120,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Stop the step loop and exit 0."""
 
 
-ToEngine = AddRequest | AbortRequest | ResetPrefixCache | Shutdown
+ToEngine = AddRequest | PoolRequest | AbortRequest | ResetPrefixCache | Shutdown
 
 # --- engine to server ------------------------------------------------------------------------------------------
 
@@ -109,7 +134,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
-class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one request. The last delta of a request carries `finish_reason`.
 
     stop_token_id: the token that ended it (it is the last of `token_ids`; it is no part of the text), else None.
@@ -118,6 +143,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     its first delta, even where that says that it failed.
     error_param: the field of the request that is at fault, where the request is (400) and not the engine (500). error_passing: neither
     is, and it may be sent again (503).
+    vector: what a prompt was pooled to, float32 in little-endian order; with the last delta of a `PoolRequest`.
     """
 
     request_id: str
@@ -131,6 +157,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     error_passing: bool = False
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    vector: bytes | None = None
 
 
 class GrammarStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,10 +202,22 @@ class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     stats: StepStats
 
 
+class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a model that makes vectors of prompts. size: numbers of a vector. normalised: its length is 1.
+
+    task: embed: the vector stands for the prompt; score: it is what a classification head says of it, or of a pair.
+    """
+
+    task: Literal["embed", "score"]
+    size: int
+    normalised: bool
+
+
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Sent once, when the first request may be sent.
 
-    info: the labels of the metric `engine_info`. startup_s: seconds per stage of `startup_seconds`.
+    info: the labels of the metric `engine_info`. startup_s: seconds per stage of `startup_seconds`. pooling: None where the model
+    generates; else it takes no `AddRequest`, only `PoolRequest`.
     """
 
     max_model_len: int
@@ -187,6 +226,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     vocab_size: int  # the model's output size, the bound of token ids in requests
     info: dict[str, str]
     startup_s: dict[str, float]
+    pooling: PoolingFacts | None = None
 
 
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -46,6 +46,7 @@ NOT_OFFERED = {
     "log_requests": "prompts in a log are said on purpose, in extraArgs",
     "deterministic": "where it holds it is the default; the flag checks it at the start",
     "logits_processors": "needs a package that the image does not have; an own image names it in extraArgs",
+    "pooling": "models that embed say so themselves; extraArgs",
     "model_impl": "for developers; auto is right in a cluster",
     "trust_remote_code": "runs code of a model in the pod; whoever wants that says so in extraArgs",
     "tensor_parallel_size": "only 1 for now",

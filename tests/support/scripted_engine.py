@@ -1,12 +1,13 @@
 """An engine for server tests that says what it is told: at the server's own seam, without a process or a model.
 
 Every request is answered by `reply(request)` (token ids; the end token follows by itself), one token of each live request
-per step. With `hold()` nothing moves until `release()`; `step()` takes exactly one step. No clocks, no sleeps.
+per step. With `pool` it is an engine that makes vectors, `pool(request)` for each prompt. With `hold()` nothing moves until `release()`; `step()` takes exactly one step. No clocks, no sleeps.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from quire.request import (
     AddRequest,
     EngineReady,
     FinishReason,
+    PoolingFacts,
+    PoolRequest,
     StepOutputs,
     StepStats,
     TokenDelta,
@@ -27,13 +30,14 @@ from quire.request import (
 )
 
 Reply = Callable[[AddRequest], Sequence[int]]
+Pool = Callable[[PoolRequest], Sequence[float]]
 END = 2
 NUM_BLOCKS = 100
 
 
 @dataclass
 class Live:
-    request: AddRequest
+    request: Any
     tokens: list[int]
     produced: int = 0
 
@@ -41,8 +45,19 @@ class Live:
 class ScriptedEngine:
     """See the module. `requests` and `aborted` are what the server sent."""
 
-    def __init__(self, reply: Reply, *, max_model_len: int = 128, vocab_size: int = 300, per_step: int = 1) -> None:
+    def __init__(
+        self,
+        reply: Reply = lambda _: (),
+        *,
+        max_model_len: int = 128,
+        vocab_size: int = 300,
+        per_step: int = 1,
+        pool: Pool | None = None,
+        facts: PoolingFacts | None = None,
+    ) -> None:
+        """facts: of the vectors of `pool`."""
         self.reply = reply
+        self.pool = pool
         self.ready = EngineReady(
             max_model_len=max_model_len,
             num_blocks=NUM_BLOCKS,
@@ -50,9 +65,10 @@ class ScriptedEngine:
             vocab_size=vocab_size,
             info={"version": "0", "device": "cpu", "dtype": "float32"},
             startup_s={"weights": 0.5},
+            pooling=facts,
         )
         self.per_step = per_step
-        self.requests: list[AddRequest] = []
+        self.requests: list[Any] = []
         self.aborted: list[str] = []
         self.closed = False
         self.num_waiting = 0
@@ -64,11 +80,15 @@ class ScriptedEngine:
 
     # --- the seam ---
 
-    async def add(self, request: AddRequest, /) -> None:
+    async def add(self, request: AddRequest | PoolRequest, /) -> None:
         """Each sibling counts as a request of its own."""
-        for one in apart(request):
-            self.requests.append(one)
-            self._live[one.request_id] = Live(one, [*self.reply(one), END])
+        if isinstance(request, PoolRequest):
+            self.requests.append(request)
+            self._live[request.request_id] = Live(request, [])
+        else:
+            for one in apart(request):
+                self.requests.append(one)
+                self._live[one.request_id] = Live(one, [*self.reply(one), END])
         self._changed.set()
         self._noticed.set()
 
@@ -161,6 +181,14 @@ class ScriptedEngine:
 
     def _advance(self, live: Live) -> TokenDelta:
         request, once = live.request, introduction(live)
+        if isinstance(request, PoolRequest):
+            assert self.pool is not None, "this engine generates"
+            del self._live[request.request_id]
+            numbers = self.pool(request)
+            vector = struct.pack(f"<{len(numbers)}f", *numbers)
+            return TokenDelta(
+                request_id=request.request_id, token_ids=[], finish_reason=FinishReason.STOP, vector=vector, **once
+            )
         ids: list[int] = []
         reason, stop_id = None, None
         while len(ids) < self.per_step and reason is None:

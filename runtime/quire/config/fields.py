@@ -41,8 +41,7 @@ Size = Annotated[str, AfterValidator(_checked_size)]
 class EngineConfig(BaseModel):
     """What the engine needs to load a model and run steps."""
 
-    # A process builds the validators of the configuration that it reads, not of both.
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: str = Field(
         DEFAULT_MODEL,
@@ -64,6 +63,11 @@ class EngineConfig(BaseModel):
     )
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto", description="whose code computes the model; auto takes transformers where there is no native one"
+    )
+    pooling: Literal["auto", "none", "last", "mean", "cls"] = Field(
+        "auto",
+        description="the model makes vectors of prompts, of the hidden state of the last token, the mean over all or the first one; auto: as its "
+        "files say (sentence-transformers), else an encoder takes cls and a decoder generates text; none: it generates",
     )
     trust_remote_code: bool = Field(
         False, description="run Python code that comes with a model of no known architecture; read it before"

@@ -27,6 +27,7 @@ from quire.request import (
     AddRequest,
     EngineFailed,
     EngineReady,
+    PoolRequest,
     ResetPrefixCache,
     Shutdown,
     StepOutputs,
@@ -92,7 +93,7 @@ class EngineClient:
         """The engine's process id."""
         return self._spawned.process.pid
 
-    async def add(self, request: AddRequest) -> None:
+    async def add(self, request: AddRequest | PoolRequest) -> None:
         """Hand over a request; what becomes of it comes through `outputs`. Raises RequestError where it cannot travel."""
         await self._send(request)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -16,10 +17,9 @@ from quire.engine import audit
 from quire.engine.grammar.gate import Gate
 from quire.engine.plan import StepPlan
 from quire.engine.results import StepResult
-from quire.engine.runner import ModelRunner
 from quire.engine.scheduler import Scheduler
 from quire.engine.seeds import SeedStream
-from quire.request import AddRequest, FinishReason, StepOutputs, StepStats, TokenDelta
+from quire.request import AddRequest, FinishReason, PoolRequest, StepOutputs, StepStats, TokenDelta
 
 GATE_WAIT_S = 0.02
 """A step with nothing to compute waits this long for a grammar; requests that arrive meanwhile wait with it."""
@@ -27,10 +27,18 @@ GATE_WAIT_S = 0.02
 _log = logging.getLogger(__name__)
 
 
-class EngineCore:
-    """A scheduler and a model runner, stepped by the caller. gate: holds back what is not ready for the scheduler."""
+class Runner(Protocol):
+    """Computes plans. `runner.ModelRunner` draws tokens, those of `engine.pooling` make vectors."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, config: EngineConfig, gate: Gate) -> None:
+    def run(self, plan: StepPlan, /) -> StepResult:
+        """What came of it: a token for each entry that samples, in order, and extras."""
+        ...
+
+
+class EngineCore:
+    """A scheduler and a runner, stepped by the caller. gate: holds back what is not ready for the scheduler."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, config: EngineConfig, gate: Gate) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.gate = gate
@@ -56,6 +64,10 @@ class EngineCore:
         if refusal is not None:
             ids = (request.request_id, *(sibling.request_id for sibling in request.siblings))
             self._refused += [msgspec.structs.replace(refusal, request_id=request_id) for request_id in ids]
+
+    def pool(self, request: PoolRequest) -> None:
+        """Take a prompt that is to become a vector; where it can never be served, the next step says so."""
+        self.refuse([request.request_id], "this model generates text; start it with --pooling for vectors of prompts")
 
     def refuse(self, request_ids: Iterable[str], error: str) -> None:
         """The next step says of requests that came to nothing why."""

@@ -27,10 +27,20 @@ import zmq
 from quire.config import EngineConfig
 from quire.engine import wire
 from quire.engine.core import EngineCore
-from quire.engine.startup import Stages, build
+from quire.engine.stages import Stages
+from quire.engine.startup import build
 from quire.errors import EngineDeadError, QuireError
 from quire.logs import set_up_logging
-from quire.request import AbortRequest, AddRequest, EngineFailed, FromEngine, ResetPrefixCache, Shutdown, StepOutputs
+from quire.request import (
+    AbortRequest,
+    AddRequest,
+    EngineFailed,
+    FromEngine,
+    PoolRequest,
+    ResetPrefixCache,
+    Shutdown,
+    StepOutputs,
+)
 
 HEARTBEAT_S = 1.0
 LINGER_MS = 2000
@@ -100,6 +110,8 @@ class EngineProcess:
             match message:
                 case AddRequest() as request:
                     core.add(request)
+                case PoolRequest() as request:
+                    core.pool(request)
                 case AbortRequest(request_ids=ids):
                     core.abort(ids)
                     changed = True

@@ -26,6 +26,14 @@ def report(sequence: Sequence, token: int, reason: FinishReason | None, extras: 
     )
 
 
+def progress(sequence: Sequence, vector: bytes | None) -> TokenDelta:
+    """Of a prompt that becomes a vector: the last delta, or before there is one that it runs."""
+    done = None if vector is None else FinishReason.STOP
+    return _introduced(
+        sequence, TokenDelta(request_id=sequence.request_id, token_ids=[], finish_reason=done, vector=vector)
+    )
+
+
 def last_words(sequence: Sequence, fault: Fault) -> TokenDelta:
     """The delta of a sequence that cannot go on."""
     return _introduced(

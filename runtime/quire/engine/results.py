@@ -31,11 +31,13 @@ NOT_FINITE = Fault("the model computed no finite logits for this request; the we
 class Extras:
     """What only some requests ask for, or have. errors: why a token is NO_TOKEN, by its place among the tokens; where it is
     missing the logits were not finite. logprobs: also by that place. prompt_logprobs: those that a step has made, by the place of
-    its entry in the plan, in the order of the prompt."""
+    its entry in the plan, in the order of the prompt. pooled: by that place too, for prompts that become vectors: float32 in
+    little-endian order, or why there is none; None where more of the prompt is to come."""
 
     errors: dict[int, Fault] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[int, bytes | Fault | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

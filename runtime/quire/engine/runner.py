@@ -10,7 +10,7 @@ import torch
 
 from quire.engine.block_ops import move_blocks
 from quire.engine.plan import StepPlan
-from quire.engine.prompt_logprobs import PromptSpan, prompt_logprobs, prompt_spans
+from quire.engine.prompt_logprobs import prompt_logprobs, prompt_spans
 from quire.engine.results import StepResult
 from quire.engine.sampling import Sampler
 from quire.models.executor import Batch, Executor, KVPool
@@ -46,15 +46,19 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan; one token for each entry that samples, in order."""
-        self._move(plan)
         rows = [entry.sequence for entry in plan.scheduled if entry.samples]
         spans = prompt_spans(plan)
         self.sampler.prepare(rows)
-        hidden = self.executor.forward(self._batch(plan, spans), self.kv)
+        hidden = self.hidden(plan, [row for span in spans for row in range(span.row, span.row + len(span.tokens))])
         result = self.sampler(self.executor.logits(hidden[: len(rows)]), rows) if rows else StepResult()
         if spans:
             result.extras.prompt_logprobs = prompt_logprobs(self.executor, hidden[len(rows) :], spans)
         return result
+
+    def hidden(self, plan: StepPlan, rows: list[int]) -> torch.Tensor:
+        """Hidden states of a step: those that entries sample from, then those of `rows` of the flattened batch."""
+        self._move(plan)
+        return self.executor.forward(self._batch(plan, rows), self.kv)
 
     def _move(self, plan: StepPlan) -> None:
         if plan.swap_outs or plan.swap_ins:
@@ -65,8 +69,8 @@ class ModelRunner:
             assert self._swap_pool is not None
             move_blocks(self._swap_pool, self.kv, plan.swap_ins)
 
-    def _batch(self, plan: StepPlan, spans: list[PromptSpan]) -> Batch:
-        """Rows wanted: those that sample, then those of the spans."""
+    def _batch(self, plan: StepPlan, rows: list[int]) -> Batch:
+        """Rows wanted: those that sample, then these."""
         token_ids, positions, slots, size = self._token_ids, self._positions, self._slots, self._block_size
         wanted: list[int] = []
         at = widest = index = 0
@@ -93,8 +97,7 @@ class ModelRunner:
             index += 1
             if entry.samples:
                 wanted.append(at - 1)
-        for span in spans:
-            wanted += range(span.row, span.row + len(span.tokens))
+        wanted += rows
         count = index
         return Batch(
             token_ids=self._tensor(token_ids[:at]),

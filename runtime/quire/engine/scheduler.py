@@ -284,8 +284,8 @@ class Scheduler:
             self._plan(plan, sequence, num_tokens)
 
     def _find_prefix(self, sequence: Sequence) -> Hits:
-        """What is computed already; of no use to a prompt whose log probabilities are wanted."""
-        return NO_HITS if sequence.missing_prompt_logprobs else self.kv.find_prefix(sequence.table, sequence.tokens)
+        """What is computed already; of no use to a prompt whose hidden states are wanted."""
+        return NO_HITS if sequence.needs_prompt else self.kv.find_prefix(sequence.table, sequence.tokens)
 
     def _admit(self, plan: StepPlan, sequence: Sequence, hits: Hits, now: float) -> None:
         num_found = self.kv.adopt(sequence.table, hits)
@@ -312,7 +312,7 @@ class Scheduler:
         """Enter a sequence into the plan; how many followers it drew in behind it."""
         start = sequence.num_computed
         end = start + num_tokens
-        samples = end == len(sequence.tokens)
+        samples = sequence.draws and end == len(sequence.tokens)
         plan.scheduled.append(Scheduled(sequence, start, num_tokens, samples))
         plan.num_tokens += num_tokens
         if num_tokens > 1 or not samples:

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.kvcache.manager import BlockTable
 from quire.kvcache.pool import Block
-from quire.request import AddRequest, FinishReason, SamplingParams, TokenLogprobs
+from quire.request import AddRequest, FinishReason, PoolRequest, SamplingParams, TokenLogprobs
 
 
 class State(enum.Enum):
@@ -29,7 +29,11 @@ class Sequence:
 
     followers: sequences of the same prompt that wait for this one, their leader, to compute it; they fork from it with its
     first token. A follower is in no queue.
+
+    draws: whether a token is drawn when all it has is computed.
     """
+
+    draws = True
 
     __slots__ = (
         "admitted",
@@ -60,7 +64,7 @@ class Sequence:
 
     def __init__(
         self,
-        request: AddRequest,
+        request: AddRequest | PoolRequest,
         *,
         request_id: str,
         table: BlockTable,
@@ -98,6 +102,11 @@ class Sequence:
     def missing_prompt_logprobs(self) -> bool:
         """True while positions of the prompt must be computed, and not just found in a cache, for their log probabilities."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    @property
+    def needs_prompt(self) -> bool:
+        """True while hidden states of the prompt are wanted, so that finding its keys and values in a cache is of no use."""
+        return self.missing_prompt_logprobs
 
     @property
     def num_generated(self) -> int:

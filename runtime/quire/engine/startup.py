@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -19,65 +16,56 @@ from quire.config import EngineConfig
 from quire.engine import host
 from quire.engine.advice import for_full_length, plan_or_advise, same_model
 from quire.engine.block_ops import measure_swap
-from quire.engine.budget import Budget, GPUBudget, HostBudget
+from quire.engine.budget import HostBudget
 from quire.engine.core import EngineCore
 from quire.engine.costs import PreemptionCosts
-from quire.engine.determinism import difference
+from quire.engine.determinism import require
+from quire.engine.device import budget_of, check_length, device_of, name_of, use_threads
 from quire.engine.grammar.client import Grammars
 from quire.engine.grammar.gate import Gate
 from quire.engine.grammar.limits import limits_of
 from quire.engine.grammar.processor import GrammarProcessor
 from quire.engine.grammar.protocol import Settings
 from quire.engine.need import Need
+from quire.engine.pooling.core import PoolingCore
+from quire.engine.pooling.runner import PoolingRunner
+from quire.engine.pooling.scheduler import PoolingScheduler
+from quire.engine.pooling.startup import build_encoder
 from quire.engine.runner import ModelRunner
 from quire.engine.sampling import Sampler
 from quire.engine.sampling.plugins import load_processors
 from quire.engine.sampling.processors import default_processors
 from quire.engine.scheduler import Scheduler
-from quire.errors import ConfigError, ModelError
+from quire.engine.stages import Stages
+from quire.errors import ModelError
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.swap import SwapSpace
-from quire.models import calibration, loader
-from quire.models.executor import Executor, allocate_kv_pool
+from quire.models import calibration, encoder_description, loader
+from quire.models.executor import Executor, ModelFacts, allocate_kv_pool
 from quire.models.precision import Precision
 from quire.models.source import ModelFiles, resolve, resolve_tokenizer
-from quire.request import AddRequest, EngineReady, SamplingParams
+from quire.request import AddRequest, EngineReady, PoolingFacts, SamplingParams
 from quire_kernels import ops
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Stages:
-    """Seconds per stage of the start, logged as they pass."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - began
-        _log.info("start: %s took %.2f s", name, self.seconds[name])
-
-    def total(self) -> dict[str, float]:
-        return self.seconds | {"total": sum(self.seconds.values())}
 
 
 def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCore, EngineReady]:
     """A core that is ready for requests, and what to tell the server about it."""
     stages = stages or Stages()
     with stages.stage("config"):
-        device = _device(config)
-        threads = config.cpu_threads or host.cpu_threads()
-        torch.set_num_threads(threads)
-        ops.set_num_threads(threads)
+        device = device_of(config)
+        threads = use_threads(config)
         files = resolve(config.model, revision=config.revision, with_code=config.trust_remote_code)
+        encoder = encoder_description.inspect(files, config.pooling)
+    if encoder is not None:
+        return build_encoder(config, encoder, device, threads, stages)
+    with stages.stage("config"):
         model = loader.inspect(
             files,
             implementation=config.model_impl,
             trust_remote_code=config.trust_remote_code,
+            pooling=config.pooling,
         )
         if model.notice:
             _log.warning("%s", model.notice)
@@ -86,9 +74,9 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         precision = builder.precision(config.dtype, config.quantization)
         kv_dtype = precision.kv_cache(config.kv_cache_dtype)
         quantization = description.quantization if precision.quantization == "stored" else precision.quantization
-        _check_length(config, description.max_model_len)
+        check_length(config, description.max_model_len)
         need = Need(description, config, builder.footprint(precision), kv_dtype.itemsize)
-        budgets = _budget(device, config), None if device.type == "cpu" else HostBudget(host.memory())
+        budgets = budget_of(device, config), None if device.type == "cpu" else HostBudget(host.memory())
         memory = plan_or_advise(need, same_model(builder, need), *budgets)
         _log.info("%s", memory)
         if memory.max_model_len < need.wanted_len:
@@ -105,7 +93,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             swap_pool = allocate_kv_pool(
                 description, memory.num_swap_blocks, config.block_size, kv_dtype, torch.device("cpu")
             )
-        scheduler = Scheduler(
+        scheduler = (Scheduler if model.pooling is None else partial(PoolingScheduler, pooling=model.pooling))(
             KVCacheManager(memory.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -119,16 +107,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             swap=SwapSpace(memory.num_swap_blocks) if swap_pool is not None else None,
             costs=PreemptionCosts(0.0 if swap_pool is None else measure_swap(pool, swap_pool)),
         )
-        tokenizer, tokenizer_revision = config.tokenizer_source
-        grammars = Grammars(
-            Settings(
-                tokenizer=tokenizer,
-                revision=tokenizer_revision,
-                vocab_size=description.vocab_size,
-                eos_token_ids=list(description.eos_token_ids),
-                limits=limits_of(config, memory.grammars),
-            )
-        )
+        grammars = _grammars(config, description, memory.grammars)
         runner = ModelRunner(
             executor,
             pool,
@@ -139,12 +118,16 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_blocks=-(-memory.max_model_len // config.block_size),
         )
-        core = EngineCore(scheduler, runner, config, Gate(grammars))
+        core = (
+            PoolingCore(scheduler, PoolingRunner(runner), config)
+            if isinstance(scheduler, PoolingScheduler)
+            else EngineCore(scheduler, runner, config, Gate(grammars))
+        )
     with stages.stage("warmup"):
-        _warm_up(core)
+        facts = _warm_up(core)
     if config.deterministic:
         with stages.stage("determinism"):
-            _check_determinism(core, device, description.vocab_size)
+            require(core, device, description.vocab_size)
     selection = ops.selection(device)
     ready = EngineReady(
         max_model_len=memory.max_model_len,
@@ -154,23 +137,39 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
         info={
             "version": __version__,
             "device": device.type,
-            "dtype": _name(precision.dtype),
+            "dtype": name_of(precision.dtype),
             "model_impl": model.implementation,
             "executor": executor.name,
             "deterministic": str(config.deterministic or _promised(config, executor)).lower(),
             "quantization": quantization,
-            "kv_cache_dtype": _name(kv_dtype),
+            "kv_cache_dtype": name_of(kv_dtype),
             "block_size": str(config.block_size),
             "num_blocks": str(memory.num_blocks),
             "num_swap_blocks": str(memory.num_swap_blocks),
             "max_model_len": str(memory.max_model_len),
             "cpu_threads": str(threads),
+            "pooling": "none" if model.pooling is None else model.pooling.kind,
             "kernels": selection.kernels.NAME,
             "kernels_fallback": selection.reason,
         },
         startup_s=stages.total(),
+        pooling=facts,
     )
     return core, ready
+
+
+def _grammars(config: EngineConfig, facts: ModelFacts, memory: int) -> Grammars:
+    """Makers of structured outputs; none of them runs yet."""
+    tokenizer, tokenizer_revision = config.tokenizer_source
+    return Grammars(
+        Settings(
+            tokenizer=tokenizer,
+            revision=tokenizer_revision,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=list(facts.eos_token_ids),
+            limits=limits_of(config, memory),
+        )
+    )
 
 
 def calibration_tokens(config: EngineConfig, files: ModelFiles, vocab_size: int) -> list[int]:
@@ -188,34 +187,10 @@ def calibration_tokens(config: EngineConfig, files: ModelFiles, vocab_size: int)
     return tokens
 
 
-def _device(config: EngineConfig) -> torch.device:
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu, or a torch built for CUDA")
-    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def _weights(precision: Precision, quantization: str) -> str:
     """How they are held, in words."""
-    dtype = _name(precision.dtype)
+    dtype = name_of(precision.dtype)
     return dtype if quantization == "none" else f"{quantization}, and {dtype} where they are not quantised"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _budget(device: torch.device, config: EngineConfig) -> Budget:
-    if device.type == "cpu":
-        return HostBudget(host.memory())
-    free, total = torch.cuda.mem_get_info(device)
-    return GPUBudget(free, total, config.gpu_memory_utilization)
-
-
-def _check_length(config: EngineConfig, model_len: int) -> None:
-    if config.max_model_len is not None and config.max_model_len > model_len:
-        raise ConfigError(
-            f"--max-model-len {config.max_model_len} is more than the {model_len} tokens {config.model} was made for; lower it"
-        )
 
 
 def _announce_length(length: int, model_len: int, remedy: str) -> None:
@@ -232,26 +207,19 @@ def _promised(config: EngineConfig, executor: Executor) -> bool:
     return config.deterministic is None and executor.batch_invariant
 
 
-def _check_determinism(core: EngineCore, device: torch.device, vocab_size: int) -> None:
-    if device.type != "cpu":
-        raise ConfigError(
-            f"--deterministic: products on {device.type} depend on the batch; use --device cpu, or drop the flag"
-        )
-    if (found := difference(core, vocab_size)) is not None:
-        raise ConfigError(
-            f"--deterministic: answers depend on the batch here ({found}); use a model that the CPU plan computes, or drop the flag"
-        )
-
-
-def _warm_up(core: EngineCore) -> None:
-    """One short request through the whole step, so that the first real one finds everything initialised."""
+def _warm_up(core: EngineCore) -> PoolingFacts | None:
+    """One short request through the whole step, so that the first real one finds everything initialised; of a model that pools, what
+    came of it."""
+    if isinstance(core, PoolingCore):
+        return core.warm_up()
     params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=2, ignore_eos=True, seed=0)
     length = min(8, core.scheduler.max_model_len - 2)
     if length < 1:
-        return
+        return None
     core.add(AddRequest(request_id="warmup", prompt_token_ids=[0] * length, params=params, arrival_s=time.monotonic()))
     while core.has_work:
         for delta in core.step().deltas:
             if delta.error is not None:
                 raise ModelError(f"the model does not compute: {delta.error}")
     core.scheduler.forget()
+    return None

@@ -11,7 +11,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,14 +33,22 @@ _LARGEST_FACTOR = {GgmlType.Q4_K: 63, GgmlType.Q5_K: 63, GgmlType.Q6_K: 128}
 _PLAIN = {GgmlType.F32: "float32", GgmlType.F16: "float16", GgmlType.BF16: "bfloat16"}
 
 
+class Described(Protocol):
+    """What a model is, as far as reading its files goes."""
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Name to shape of all weights."""
+        ...
+
+
 class Checkpoint(ABC):
-    """The parameters of a model's files, which are those of `DecoderDescription.parameters`; their rows are in the order in which
+    """The parameters of a model's files, which are those of its description; their rows are in the order in which
     executors want them.
 
     Here is what all kinds of file share: which rows of which tensor are a parameter.
     """
 
-    def __init__(self, place: Path, description: DecoderDescription, names: NameMap) -> None:
+    def __init__(self, place: Path, description: Described, names: NameMap) -> None:
         self._place = place
         self._description = description
         self._names = names
@@ -92,6 +100,7 @@ class Checkpoint(ABC):
         part = torch.split(rows, [self._shapes[each][0] for each in stacked])[stacked.index(parameter)].to(dtype)
         if self._is_turned(parameter):
             d = self._description
+            assert isinstance(d, DecoderDescription)
             heads = d.num_heads if parameter.rpartition(".")[2].startswith("q") else d.num_kv_heads
             part = unpermute(part, heads, d.rope.dim)
         return part
@@ -174,7 +183,7 @@ class GGUFCheckpoint(Checkpoint):
 class SafetensorsCheckpoint(Checkpoint):
     """`model.safetensors`, or the shards of its index, in a folder."""
 
-    def __init__(self, folder: Path, description: DecoderDescription, names: NameMap) -> None:
+    def __init__(self, folder: Path, description: Described, names: NameMap) -> None:
         super().__init__(folder, description, names)
         self._files: dict[str, tuple[Path, Any]] = {}
         for path, tensors in _files(folder).items():
@@ -227,11 +236,9 @@ def _scales(raw: Tensor, kind: GgmlType) -> Tensor:
     if kind in plain:
         return raw.view(plain[kind])
     _, size = ops.GGML_BLOCKS[kind]
-    halves = raw.view(torch.float16).view(-1, size // 2)
     with_minimum = kind in (GgmlType.Q4_1, GgmlType.Q5_1, GgmlType.Q4_K, GgmlType.Q5_K)
-    scales = (halves[:, 104:105] if kind == GgmlType.Q6_K else halves[:, : 2 if with_minimum else 1]).contiguous()
-    factor = _LARGEST_FACTOR.get(kind)
-    return scales if factor is None else scales * factor
+    at = slice(208, 210) if kind == GgmlType.Q6_K else slice(0, 4 if with_minimum else 2)
+    return raw.view(-1, size)[:, at].contiguous().view(torch.float16) * _LARGEST_FACTOR.get(kind, 1)
 
 
 def held_in(file: GGUFFile) -> tuple[str, str]:
@@ -263,6 +270,14 @@ def check_finite(place: Path, name: str, values: Tensor) -> None:
             f"{place}: tensor {name} holds numbers that are not finite as {values.dtype}; the file is damaged, or needs "
             "--dtype bfloat16 or float32"
         )
+
+
+def fitting(folder: Path, names: NameMap) -> NameMap:
+    """The names as a folder's files have them: what was saved without its head lacks the beginning that the whole model gives them."""
+    embed = names.top["embed"]
+    prefix, dot, _ = embed.partition(".")
+    held = {name for path in _files(folder) for name in _open(path).keys()}  # noqa: SIM118  (no mapping)
+    return names.without(prefix + dot) if embed not in held and embed.removeprefix(prefix + dot) in held else names
 
 
 def fill(checkpoint: Checkpoint, targets: dict[str, Tensor]) -> None:

@@ -207,6 +207,14 @@ class NameMap:
             held.setdefault(self.tensor_name(parameter), []).append(parameter)
         return held
 
+    def without(self, prefix: str) -> NameMap:
+        """The same for files that leave out the beginning of all names."""
+        top, layer = (
+            {parameter: name.removeprefix(prefix) for parameter, name in names.items()}
+            for names in (self.top, self.layer)
+        )
+        return replace(self, top=top, layer=layer)
+
     def with_layer(self, **changes: str) -> NameMap:
         """The same with other or more layer names."""
         return replace(self, layer=self.layer | changes)

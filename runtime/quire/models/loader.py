@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.errors import ModelError
-from quire.models import checkpoint, cpu_decoder, registry, transformers_backend
+from quire.models import checkpoint, cpu_decoder, pooling, registry, transformers_backend
 from quire.models.checkpoint import Checkpoint
 from quire.models.cpu_decoder import PlanBuilder
 from quire.models.decoder import ModulesBuilder
@@ -22,6 +22,7 @@ from quire.models.description import DecoderDescription, NameMap
 from quire.models.executor import Executor, Footprint, ModelFacts
 from quire.models.gguf_file import GGUFFile
 from quire.models.metadata import Fields, check_experts, read_json
+from quire.models.pooling import Pooling
 from quire.models.precision import Precision
 from quire.models.source import ModelFiles
 
@@ -63,6 +64,11 @@ class Inspected(Protocol):
         """What is to be announced about that; empty where nothing is."""
         ...
 
+    @property
+    def pooling(self) -> Pooling | None:
+        """How hidden states become a vector; None: it generates text."""
+        ...
+
     def on(self, device: torch.device) -> Builder:
         """Decide what computes it there, and open its files. Raises ModelError where these are not those of the model."""
         ...
@@ -77,6 +83,7 @@ class NativeModel:
     names: NameMap
     gguf: GGUFFile | None = None
     implementation: str = "native"
+    pooling: Pooling | None = None
 
     @property
     def notice(self) -> str:
@@ -101,24 +108,30 @@ class NativeModel:
     def _open(self) -> Checkpoint:
         if self.gguf is not None:
             return checkpoint.GGUFCheckpoint(self.gguf, self.description, self.names)
-        return checkpoint.SafetensorsCheckpoint(self.files.path, self.description, self.names)
+        names = self.names if self.pooling is None else checkpoint.fitting(self.files.path, self.names)
+        return checkpoint.SafetensorsCheckpoint(self.files.path, self.description, names)
 
 
 def inspect(
-    files: ModelFiles, *, implementation: Implementation = "auto", trust_remote_code: bool = False
+    files: ModelFiles,
+    *,
+    implementation: Implementation = "auto",
+    trust_remote_code: bool = False,
+    pooling: str = "auto",
 ) -> Inspected:
     """Read config.json or the GGUF header. Raises ModelError for what is damaged or not supported.
 
     implementation: auto takes the native one where there is one. trust_remote_code: code that comes with a model may run.
+    pooling: see `pooling.choose`.
     """
     if files.kind == "gguf":
         if implementation == "transformers":
             raise ModelError(f"{files.path}: --model-impl transformers reads Hugging Face folders, not .gguf files")
-        return _inspect_gguf(files)
-    return _inspect_folder(files, implementation, trust_remote_code)
+        return _inspect_gguf(files, pooling)
+    return _inspect_folder(files, implementation, trust_remote_code, pooling)
 
 
-def _inspect_gguf(files: ModelFiles) -> NativeModel:
+def _inspect_gguf(files: ModelFiles, flag: str) -> NativeModel:
     file = GGUFFile(files.path)
     architecture = registry.find_gguf(files.path, file.metadata.get("general.architecture"))
     shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
@@ -130,10 +143,12 @@ def _inspect_gguf(files: ModelFiles) -> NativeModel:
     description = architecture.describe(Fields(file.metadata, files.path), shapes, factors)
     blocks, plain = checkpoint.held_in(file)
     description = replace(description, quantization=blocks, checkpoint_dtype=plain)
-    return NativeModel(files, _checked(files, description), architecture.names, file)
+    chosen = pooling.choose(flag, pooling.from_gguf(Fields(file.metadata, files.path)), None)
+    description = _headed(_checked(files, description), chosen)
+    return NativeModel(files, description, architecture.names, file, pooling=chosen)
 
 
-def _inspect_folder(files: ModelFiles, implementation: Implementation, trust_remote_code: bool) -> Inspected:
+def _inspect_folder(files: ModelFiles, implementation: Implementation, trust_remote_code: bool, flag: str) -> Inspected:
     config = read_json(files.path / "config.json")
     architecture = registry.find_hf(config)
     if (quantised := config.values.get("quantization_config")) is not None:
@@ -142,15 +157,32 @@ def _inspect_folder(files: ModelFiles, implementation: Implementation, trust_rem
             f"{config.path}: quantization_config ({method or 'no quant_method'}) is not supported; "
             "use the unquantised model or a .gguf file"
         )
+    headless = registry.find_headless(config) if architecture is None else None
+    said = None if flag == "none" else pooling.from_folder(files.path)
+    chosen = pooling.choose(flag, said, None if headless is None else "last")
+    if headless is not None and chosen is None:
+        raise ModelError(f"{config.path}: it has no head that makes text, so --pooling none is not possible")
+    if chosen is not None and config.values.get("is_causal") is False:
+        raise config.bad("is_causal", False, "true or absent: decoders look back only here")
+    architecture = architecture or headless
     if implementation == "native" and architecture is None:
         raise registry.unknown_hf(config)
     if implementation == "transformers" or architecture is None:
         return transformers_backend.inspect(
-            files, config, _eos_token_ids(files, config), trust_remote_code=trust_remote_code
+            files,
+            config,
+            _eos_token_ids(files, config),
+            trust_remote_code=trust_remote_code,
+            pooling=chosen,
         )
     description = architecture.describe(config)
     description = replace(description, eos_token_ids=_eos_token_ids(files, config))
-    return NativeModel(files, _checked(files, description), architecture.names)
+    return NativeModel(files, _headed(_checked(files, description), chosen), architecture.names, pooling=chosen)
+
+
+def _headed(description: DecoderDescription, chosen: Pooling | None) -> DecoderDescription:
+    """Without a head of its own where none is used."""
+    return description if chosen is None else replace(description, tie_embeddings=True)
 
 
 def _eos_token_ids(files: ModelFiles, config: Fields) -> tuple[int, ...]:

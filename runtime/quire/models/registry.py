@@ -69,6 +69,12 @@ def find_hf(config: Fields) -> HFArchitecture | None:
     return _find(names_in(config), HF, HFArchitecture)
 
 
+def find_headless(config: Fields) -> HFArchitecture | None:
+    """The same of a config.json that names a model without a head, `QwenModel` beside `QwenForCausalLM`."""
+    names = [f"{name.removesuffix('Model')}ForCausalLM" for name in names_in(config) if name.endswith("Model")]
+    return _find(names, HF, HFArchitecture)
+
+
 def names_in(config: Fields) -> list[str]:
     """`architectures` of a config.json."""
     named = config.values.get("architectures")

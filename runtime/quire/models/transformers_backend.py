@@ -18,6 +18,7 @@ from quire.errors import ModelError
 from quire.models import checkpoint, registry
 from quire.models.executor import Executor, Footprint
 from quire.models.metadata import Fields
+from quire.models.pooling import Pooling
 from quire.models.precision import Precision, of_modules
 from quire.models.source import ModelFiles
 from quire.models.transformers_check import compare, plain_logits
@@ -65,6 +66,7 @@ class TransformersModel:
     found: Examined
     settings: Any
     implementation: str = "transformers"
+    pooling: Pooling | None = None
 
     @property
     def notice(self) -> str:
@@ -136,9 +138,14 @@ class TransformersBuilder:
 
 
 def inspect(
-    files: ModelFiles, config: Fields, eos_token_ids: tuple[int, ...], *, trust_remote_code: bool
+    files: ModelFiles,
+    config: Fields,
+    eos_token_ids: tuple[int, ...],
+    *,
+    trust_remote_code: bool,
+    pooling: Pooling | None = None,
 ) -> TransformersModel:
-    """Examine a model. config: its config.json. Raises ModelError with one sentence where it cannot be served this way."""
+    """Examine a model. config: its config.json. pooling: see `loader.Inspected`. Raises ModelError with one sentence where it cannot be served this way."""
     config.check_counts()
     architecture = next(iter(registry.names_in(config)), "")
     transformers = load_library(files.path, architecture or "a model of no known architecture")
@@ -169,4 +176,4 @@ def inspect(
         eos_token_ids=eos_token_ids,
         checkpoint_dtype=str(config.values.get("dtype") or config.values.get("torch_dtype") or "float32"),
     )
-    return TransformersModel(subject, facts, found, settings)
+    return TransformersModel(subject, facts, found, settings, pooling=pooling)

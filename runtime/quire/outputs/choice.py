@@ -79,12 +79,8 @@ class Choice:
         self.see(delta)
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
-        if delta.finish_reason is FinishReason.ERROR and delta.error_param is not None:
-            raise RequestError(delta.error or "bad value", param=delta.error_param, code="invalid_value")
         if delta.finish_reason is FinishReason.ERROR:
-            code, status = ("try_again", 503) if delta.error_passing else ("engine_error", 500)
-            message = f"the engine could not go on with this request: {delta.error or 'unknown cause'}"
-            raise RequestError(message, code=code, status=status)
+            raise failure(delta)
         final = delta.finish_reason is not None
         before = self.text.num_tokens
         text = self.text.push(delta.token_ids, final=final, stop_token_id=delta.stop_token_id)
@@ -103,6 +99,15 @@ class Choice:
         )
         piece = Piece(self.index, text, used, reason, logprobs if self.tells_logprobs else (), hidden_stop)
         return piece, found is not None and not final
+
+
+def failure(delta: TokenDelta) -> RequestError:
+    """What is to be said of a report that the engine could not go on."""
+    if delta.error_param is not None:
+        return RequestError(delta.error or "bad value", param=delta.error_param, code="invalid_value")
+    code, status = ("try_again", 503) if delta.error_passing else ("engine_error", 500)
+    message = f"the engine could not go on with this request: {delta.error or 'unknown cause'}"
+    return RequestError(message, code=code, status=status)
 
 
 def choices_of(

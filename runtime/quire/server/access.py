@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.server.jobs import Job
+from quire.server.work import AnyWork
 
 _log = logging.getLogger("quire.access")
 
@@ -26,7 +26,7 @@ class Finished:
     request_id: str
     headers: Mapping[str, str]
     key: str = ""
-    job: Job | None = None
+    job: AnyWork | None = None
 
     @property
     def ttft_s(self) -> float | None:
@@ -36,8 +36,7 @@ class Finished:
 
     @property
     def finish_reasons(self) -> list[str]:
-        choices = self.job.choices if self.job is not None else ()
-        return [choice.finish_reason.value if choice.finish_reason else "-" for choice in choices]
+        return [] if self.job is None else self.job.finish_reasons
 
 
 def record(one: Finished, *, quiet: bool) -> None:

@@ -14,9 +14,10 @@ from quire.outputs.choice import Choice, kept
 from quire.outputs.parts import Message, Part
 from quire.outputs.reader import Reader, Reading
 from quire.request import FinishReason, TokenLogprobs
-from quire.server.jobs import Job, Usage
+from quire.server.jobs import Job
 from quire.server.logprobs import of_text
 from quire.server.streaming import DONE, event
+from quire.server.work import Usage
 from quire.text.pieces import Pieces
 
 JSON = dict[str, Any]

@@ -17,6 +17,7 @@ from quire.server.edge import Edge
 from quire.server.frontend import Frontend
 from quire.server.messages import routes as messages
 from quire.server.page import routes as page
+from quire.server.pooling import routes as pooling
 from quire.server.responses import routes as responses
 
 EXPOSED_HEADERS = (
@@ -45,6 +46,7 @@ def create_app(
     app.include_router(responses.router(frontend))
     app.include_router(messages.router(frontend))
     app.include_router(generate.router(frontend))
+    app.include_router(pooling.router(frontend))
     app.include_router(service.router(frontend))
     config = frontend.config
     shown = page.load() if config.web_page else {}

@@ -20,6 +20,7 @@ from quire.server.bodies import documented, read_body
 from quire.server.frontend import Frontend
 from quire.server.prompts import ChatPrompt, encode_chat, fitted
 from quire.server.protocol import ChatBody, Conversation, WithTools
+from quire.server.tasks import GENERATE
 from quire.server.tools import Tools, constraint, reading_of
 from quire.text.pieces import Pieces
 
@@ -83,7 +84,7 @@ def router(frontend: Frontend) -> APIRouter:
     @routes.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
-        model, ignored = frontend.check_model(body.model), body.ignored_fields()
+        model, ignored = frontend.check_model(body.model, GENERATE), body.ignored_fields()
         shape = ChatShape(head("chatcmpl", "chat.completion", model))
         ask = await conversation_ask(frontend, body)
         return await respond(request, frontend, body, ask, shape, ignored)

@@ -18,6 +18,7 @@ from quire.server.bodies import documented, read_body
 from quire.server.frontend import Frontend
 from quire.server.prompts import completion_prompts, fitted
 from quire.server.protocol import CompletionBody
+from quire.server.tasks import GENERATE
 from quire.text.pieces import Pieces
 
 
@@ -77,7 +78,7 @@ def router(frontend: Frontend) -> APIRouter:
     @routes.post("/v1/completions", openapi_extra=documented(CompletionBody))
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
-        model, ignored = frontend.check_model(body.model), body.ignored_fields()
+        model, ignored = frontend.check_model(body.model, GENERATE), body.ignored_fields()
         prompts = await completion_prompts(frontend, body)
         ask = Ask(*fitted(frontend, prompts, body))
         echoes = _echoes(frontend, body, prompts, ask.prompts) if body.echo else None

@@ -26,7 +26,7 @@ from quire.server.auth.guard import Guard
 from quire.server.auth.keys import EVERYBODY, Principal
 from quire.server.auth.rates import Lease, Refusal, headers_of
 from quire.server.errors import ClientGoneError, body, describe
-from quire.server.jobs import Job
+from quire.server.work import Work
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 CLIENT_GONE = 499
@@ -173,7 +173,7 @@ class _Exchange:
     def num_tokens(self) -> int:
         """Tokens that were computed for it so far, prompt and answer."""
         job = self._scope["state"].get("job")
-        return job.num_tokens if isinstance(job, Job) else 0
+        return job.num_tokens if isinstance(job, Work) else 0
 
     def finished(self) -> Finished:
         """What there is to say of it at the end."""
@@ -187,7 +187,7 @@ class _Exchange:
             request_id=self.request_id,
             headers=Headers(scope=self._scope),
             key="" if self.principal == EVERYBODY else self.principal,
-            job=job if isinstance(job, Job) else None,
+            job=job if isinstance(job, Work) else None,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
-from quire.request import AddRequest, EngineReady, StepOutputs
+from quire.request import AddRequest, EngineReady, PoolRequest, StepOutputs
 
 
 class Engine(Protocol):
@@ -19,8 +19,8 @@ class Engine(Protocol):
         """What it reported when it came up."""
         ...
 
-    async def add(self, request: AddRequest, /) -> None:
-        """Hand over one sequence."""
+    async def add(self, request: AddRequest | PoolRequest, /) -> None:
+        """Hand over a request."""
         ...
 
     async def abort(self, request_ids: Sequence[str], /) -> None:

@@ -56,7 +56,8 @@ def describe(exc: BaseException, request_id: str) -> tuple[int, dict[str, Any], 
             return 500, body(500, message, code="engine_dead", request_id=request_id), {}
         case RequestValidationError() | ValidationError():
             errors = list(exc.errors())
-            message, param = _first_error(errors)
+            placed = isinstance(exc, RequestValidationError)  # by FastAPI, which says first where in the request it was
+            message, param = _first_error(errors, skip=1 if placed else 0)
             kind = "invalid_json" if errors[0]["type"] == "json_invalid" else "invalid_value"
             return 400, body(400, message, param=param, code=kind), {}
         case HTTPException():
@@ -88,12 +89,12 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
-def _first_error(errors: list[Any]) -> tuple[str, str | None]:
-    """One sentence about the first thing pydantic found, and the field."""
+def _first_error(errors: list[Any], *, skip: int) -> tuple[str, str | None]:
+    """One sentence about the first thing pydantic found, and the field. skip: steps of its path that are no field."""
     error = errors[0]
     if error["type"] == "json_invalid":
         return f"the body is not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}", None
-    path = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
+    path = [str(part) for part in error["loc"][skip:]]
     path = [part for i, part in enumerate(path) if i == 0 or not _is_variant(part)]
     param = ".".join(path) or None
     message = error["msg"][:1].lower() + error["msg"][1:]

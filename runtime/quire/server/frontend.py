@@ -13,16 +13,19 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from quire.config import ServeConfig
 from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError
 from quire.metrics import EngineMetrics
 from quire.models.generation_config import SamplingDefaults
 from quire.outputs.choice import Choice, choices_of, requests_of
-from quire.request import EngineReady, FinishReason, SamplingParams, StepOutputs, StepStats
+from quire.request import AddRequest, EngineReady, FinishReason, PoolRequest, SamplingParams, StepOutputs, StepStats
 from quire.server.engine import Engine
 from quire.server.filtering import FilteredAnswer, load_filters
 from quire.server.jobs import Job
+from quire.server.tasks import refusal
+from quire.server.work import AnyWork
 from quire.text import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -59,7 +62,7 @@ class Frontend:
         self.defaults = SamplingDefaults()
         self._tokenizer: Tokenizer | None = None
         self._engine: Engine | None = None
-        self._choices: dict[str, tuple[Job, Choice]] = {}
+        self._choices: dict[str, tuple[AnyWork, Any]] = {}
         self._last_sign_s = clock()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -157,17 +160,18 @@ class Frontend:
             raise self._not_ready()
         return self._engine.ready
 
-    def check_model(self, name: str | None) -> str:
-        """The name to answer with; raises RequestError (404) for a model that is not served here."""
-        if name is None:
-            return self.names[0]
-        if name not in self.names:
+    def check_model(self, name: str | None, task: str | None = None) -> str:
+        """The name to answer with; raises RequestError: 404 for a model that is not served here, 400 for one that cannot do the task."""
+        if name is not None and name not in self.names:
             raise RequestError(
                 f"the model {name!r} does not exist here; served: {', '.join(self.names)}",
                 param="model",
                 code="model_not_found",
                 status=404,
             )
+        name = self.names[0] if name is None else name
+        if task is not None and self._engine is not None and (refused := refusal(name, self._engine.ready, task)):
+            raise refused
         return name
 
     @asynccontextmanager
@@ -182,7 +186,7 @@ class Frontend:
     ) -> AsyncIterator[Job]:
         """Run prompts, each `n` times, with parameters for each, checked by the caller. visible: special tokens that are text all the
         same. Raises OverloadedError."""
-        engine, tokenizer = self._admit(sum(one.num_sequences for one in params)), self.tokenizer
+        engine, tokenizer = self.admit(sum(one.num_sequences for one in params)), self.tokenizer
         key = uuid.uuid4().hex
         choices: list[Choice] = []
         for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
@@ -195,22 +199,31 @@ class Frontend:
             keep_texts=self.config.log_requests,
             filtered=self._filtered(choices),
         )
+        requests = requests_of(choices, arrival_s=job.arrival_s, priority=priority, cache_salt=cache_salt)
+        async with self.in_flight(job, requests, engine):
+            yield job
+
+    @asynccontextmanager
+    async def in_flight(
+        self, job: AnyWork, requests: Sequence[AddRequest | PoolRequest], engine: Engine
+    ) -> AsyncIterator[None]:
+        """Hand a job's requests over to the engine that `admit` gave, and bring it what is reported; at the end it is forgotten."""
         if not self._choices:
             self._last_sign_s = self._clock()  # silence counts only while there is work
-        for choice in choices:
+        for choice in job.choices:
             self._choices[choice.request_id] = (job, choice)
         self._idle.clear()
         try:
-            for request in requests_of(choices, arrival_s=job.arrival_s, priority=priority, cache_salt=cache_salt):
+            for request in requests:
                 await engine.add(request)
-            yield job
+            yield
         except OverloadedError as exc:
             self.metrics.dropped(exc.reason)
             raise
         finally:
             await self._release(job, engine)
 
-    async def _release(self, job: Job, engine: Engine) -> None:
+    async def _release(self, job: AnyWork, engine: Engine) -> None:
         """Forget a job; what had not ended is aborted in the engine, also while this task is being cancelled."""
         left = job.unfinished
         for choice in job.choices:
@@ -247,7 +260,7 @@ class Frontend:
             if (answer := self.filters.answer(lambda ids=choice.prompt_token_ids: tokenizer.decode(ids)))  # type: ignore[misc]
         ]
 
-    def _log_texts(self, job: Job) -> None:
+    def _log_texts(self, job: AnyWork) -> None:
         """What was asked and said, where it is wanted in the log."""
         if job.texts is None or self._tokenizer is None:
             return
@@ -256,13 +269,9 @@ class Frontend:
         fields = {"prompts": texts, "answers": job.texts}
         _requests_log.info("prompts %r answers %r", texts, job.texts, extra={"fields": fields})
 
-    def _metrics(self) -> EngineMetrics:
-        config = self.config
-        return EngineMetrics(self.names[0], namespace=config.metric_namespace, compat=config.metrics_compat)
-
-    # --- inside -------------------------------------------------------------------------------------------------
-
-    def _admit(self, count: int) -> Engine:
+    def admit(self, count: int, what: str = "prompts times n", param: str = "n") -> Engine:
+        """The engine, where so many sequences may wait now. what, param: who brings them. Raises OverloadedError, or RequestError where so
+        many never may."""
         if self.state is not State.READY or self._engine is None:
             error = self._not_ready()
             if isinstance(error, OverloadedError):
@@ -271,9 +280,9 @@ class Frontend:
         most = self.config.max_queue_size + self.config.max_num_seqs
         if count > most:
             raise RequestError(
-                f"prompts times n are {count} sequences, but at most {most} can run and wait here "
+                f"{what} are {count} sequences, but at most {most} can run and wait here "
                 "(--max-num-seqs and --max-queue-size)",
-                param="n",
+                param=param,
                 code="invalid_value",
             )
         scheduled = self.num_in_flight - self.num_waiting
@@ -287,6 +296,12 @@ class Frontend:
                 retry_after_s=RETRY_FULL_S,
             )
         return self._engine
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _metrics(self) -> EngineMetrics:
+        config = self.config
+        return EngineMetrics(self.names[0], namespace=config.metric_namespace, compat=config.metrics_compat)
 
     def _not_ready(self) -> QuireError:
         if self.state is State.DEAD:
@@ -307,5 +322,5 @@ class Frontend:
         except Exception:  # noqa: BLE001  (metrics must never stop requests)
             _log.exception("the metrics of a step could not be recorded")
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[AnyWork]:
         return list({id(job): job for job, _ in self._choices.values()}.values())

@@ -17,6 +17,7 @@ from quire.server.jobs import Job
 from quire.server.prompts import completion_prompts, fitted
 from quire.server.protocol import GenerateBody
 from quire.server.streaming import DONE, event
+from quire.server.tasks import GENERATE
 
 
 def router(frontend: Frontend) -> APIRouter:
@@ -27,7 +28,7 @@ def router(frontend: Frontend) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Answers `{"text": [...], "finish_reason": [...], "usage": {...}}`; streamed, an event for every piece of an answer."""
         body = await read_body(request, GenerateBody)
-        frontend.check_model(body.model)
+        frontend.check_model(body.model, GENERATE)
         body.check()
         headers = ignored_header(body.ignored_fields())
         ask = Ask(*fitted(frontend, await completion_prompts(frontend, body), body))

@@ -9,39 +9,48 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from quire.errors import QuireError
-from quire.outputs.choice import Choice
 from quire.request import FinishReason, TokenDelta
 
 MERGE_FROM = 64
 
 
-class _Entry:
+class Indexed(Protocol):
+    """A sequence, by its place among those of a job."""
+
+    index: int
+
+
+Own = TypeVar("Own", bound=Indexed)
+
+
+class _Entry(Generic[Own]):
     """owned: the delta's lists are ours to extend."""
 
     __slots__ = ("choice", "delta", "owned")
 
-    def __init__(self, choice: Choice, delta: TokenDelta) -> None:
+    def __init__(self, choice: Own, delta: TokenDelta) -> None:
         self.choice = choice
         self.delta = delta
         self.owned = False
 
 
-class Inbox:
+class Inbox(Generic[Own]):
     """See the module. One reader; putting never waits."""
 
     def __init__(self) -> None:
-        self._items: deque[_Entry | QuireError] = deque()
-        self._last: dict[int, _Entry] = {}
+        self._items: deque[_Entry[Own] | QuireError] = deque()
+        self._last: dict[int, _Entry[Own]] = {}
         self._came = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, choice: Choice, delta: TokenDelta) -> None:
+    def put(self, choice: Own, delta: TokenDelta) -> None:
         last = self._last.get(choice.index)
         if len(self._items) >= MERGE_FROM and last is not None and delta.finish_reason is not FinishReason.ERROR:
             _join(last, delta)
@@ -55,7 +64,7 @@ class Inbox:
         self._items.append(error)
         self._came.set()
 
-    async def get(self) -> tuple[Choice, TokenDelta]:
+    async def get(self) -> tuple[Own, TokenDelta]:
         """The next report; raises what the job failed with."""
         while not self._items:
             self._came.clear()
@@ -68,7 +77,7 @@ class Inbox:
         return item.choice, item.delta
 
 
-def _join(entry: _Entry, later: TokenDelta) -> None:
+def _join(entry: _Entry[Own], later: TokenDelta) -> None:
     """Add a report to the one before it. What comes once comes with the first."""
     first = entry.delta
     if not entry.owned:
@@ -81,4 +90,6 @@ def _join(entry: _Entry, later: TokenDelta) -> None:
     first.token_ids.extend(later.token_ids)
     if first.logprobs is not None:
         first.logprobs.extend(later.logprobs or ())
-    entry.delta = msgspec.structs.replace(first, finish_reason=later.finish_reason, stop_token_id=later.stop_token_id)
+    entry.delta = msgspec.structs.replace(
+        first, finish_reason=later.finish_reason, stop_token_id=later.stop_token_id, vector=later.vector
+    )

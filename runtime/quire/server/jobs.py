@@ -1,4 +1,4 @@
-"""One HTTP request's share of the engine: its sequences, and what comes back for them.
+"""One HTTP request that generates: its sequences, and what comes back for them.
 
 A job is fed by the frontend (`deliver`, `fail`; synchronous, they never wait) and iterated by one route. It ends sequences
 at stop strings, and keeps the numbers that usage, metrics and the access log need.
@@ -6,28 +6,17 @@ at stop strings, and keeps the numbers that usage, metrics and the access log ne
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from quire.errors import OverloadedError, QuireError, RequestError
+from quire.errors import RequestError
 from quire.filters import Refused
 from quire.metrics import EngineMetrics
 from quire.outputs.choice import Choice, Piece, lost
 from quire.request import FinishReason, TokenDelta
 from quire.server.filtering import FilteredAnswer
-from quire.server.inbox import Inbox
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Tokens of a job. A prompt counts once however many choices it has; every generated token counts, also those of a
-    cut character and the one that ended the answer."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
+from quire.server.work import Usage, Work
 
 
 @dataclass(slots=True)
@@ -39,12 +28,10 @@ class _Times:
     last_s: float = 0.0
 
 
-class Job:
+class Job(Work[Choice]):
     """See the module. Iterating ends when every choice has ended; it raises what the job failed with.
 
-    abort: tells the engine to forget sequences. queue_timeout_s: how long the job may wait for its first scheduling. texts: where it
-    shall be kept, what each choice has said so far. filtered: what the text of
-    each choice passes through.
+    texts: where it shall be kept, what each choice has said so far. filtered: what the text of each choice passes through.
     """
 
     def __init__(
@@ -57,20 +44,11 @@ class Job:
         keep_texts: bool = False,
         filtered: list[FilteredAnswer] | None = None,
     ) -> None:
-        self.choices = choices
-        self.arrival_s = time.monotonic()
-        self.first_token_s: float | None = None
-        self.texts: list[str] | None = [""] * len(choices) if keep_texts else None
+        super().__init__(choices, metrics, abort, queue_timeout_s=queue_timeout_s)
+        if keep_texts:
+            self.texts = [""] * len(choices)
         self._filtered = filtered
-        self._metrics = metrics
-        self._abort = abort
-        self._queue_timeout_s = queue_timeout_s
         self._times = [_Times() for _ in choices]
-        self._reports = Inbox()
-
-    @property
-    def unfinished(self) -> list[Choice]:
-        return [choice for choice in self.choices if choice.finish_reason is None]
 
     @property
     def usage(self) -> Usage:
@@ -88,14 +66,11 @@ class Job:
         return sum(prompts.values()) + sum(choice.text.num_tokens for choice in self.choices)
 
     def deliver(self, choice: Choice, delta: TokenDelta) -> None:
-        """A report of the engine. Times are taken here, before anything can wait."""
-        now, metrics, times = time.monotonic(), self._metrics, self._times[choice.index]
-        if choice.see(delta):
-            if delta.queue_s is not None:
-                times.scheduled_s = self.arrival_s + delta.queue_s
-                metrics.observe(metrics.queue_time, delta.queue_s)
-            metrics.count(metrics.prompt_tokens, len(choice.prompt_token_ids))
+        times = self._times[choice.index]
+        if not choice.scheduled and delta.queue_s is not None:
+            times.scheduled_s = self.arrival_s + delta.queue_s
         if count := len(delta.token_ids):
+            now, metrics = time.monotonic(), self._metrics
             if times.first_s is None:
                 times.first_s = now
                 metrics.observe(metrics.ttft, now - self.arrival_s)
@@ -106,11 +81,7 @@ class Job:
             times.last_s = now
             self.first_token_s = self.first_token_s or now
             metrics.count(metrics.generation_tokens, count)
-        self._reports.put(choice, delta)
-
-    def fail(self, error: QuireError) -> None:
-        """The job cannot go on: iterating raises this."""
-        self._reports.fail(error)
+        super().deliver(choice, delta)
 
     def __aiter__(self) -> Job:
         return self
@@ -122,19 +93,6 @@ class Job:
             choice, delta = await self._next()
             if choice.finish_reason is None and (piece := await self._piece(choice, delta)) is not None:
                 return piece
-
-    async def _next(self) -> tuple[Choice, TokenDelta]:
-        if any(choice.scheduled for choice in self.choices):
-            return await self._reports.get()
-        try:
-            async with asyncio.timeout(self.arrival_s + self._queue_timeout_s - time.monotonic()):
-                return await self._reports.get()
-        except TimeoutError:
-            raise OverloadedError(
-                f"the request waited {self._queue_timeout_s:g} s (--queue-timeout) without being scheduled",
-                reason="queue_timeout",
-                retry_after_s=5,
-            ) from None
 
     async def _piece(self, choice: Choice, delta: TokenDelta) -> Piece | None:
         try:
@@ -169,13 +127,9 @@ class Job:
         self.finish(self.choices[index], FinishReason.STOP)
 
     def finish(self, choice: Choice, reason: FinishReason) -> None:
-        """Book the end of a choice."""
-        choice.finish_reason = reason
+        super().finish(choice, reason)
         metrics, times = self._metrics, self._times[choice.index]
-        metrics.finished(reason.value)
-        metrics.observe(metrics.prompt_length, len(choice.prompt_token_ids))
         metrics.observe(metrics.generation_length, choice.text.num_tokens)
-        metrics.observe(metrics.duration, time.monotonic() - self.arrival_s)
         if times.first_s is None:
             return
         metrics.observe(metrics.decode_time, times.last_s - times.first_s)

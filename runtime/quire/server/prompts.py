@@ -7,9 +7,10 @@ that health and running streams never wait for them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from quire.errors import RequestError
 from quire.request import SamplingParams
@@ -21,6 +22,8 @@ from quire.text.tool_use import adapted, habits_of
 
 END_CHARS = 64
 
+T = TypeVar("T")
+
 
 async def completion_prompts(frontend: Frontend, body: CompletionBody | GenerateBody) -> list[list[int]]:
     """Token ids of every prompt of a completion; raises RequestError."""
@@ -30,7 +33,7 @@ async def completion_prompts(frontend: Frontend, body: CompletionBody | Generate
         case []:
             raise RequestError("prompt must not be empty", param="prompt", code="invalid_value")
         case [int(), *_]:
-            return [await _given_ids(frontend, body.prompt)]  # type: ignore[arg-type]
+            return [await given_ids(frontend, body.prompt)]  # type: ignore[arg-type]
     if len(body.prompt) > MAX_PROMPTS:
         raise RequestError(
             f"prompt must be at most {MAX_PROMPTS} prompts, got {len(body.prompt)}",
@@ -40,7 +43,7 @@ async def completion_prompts(frontend: Frontend, body: CompletionBody | Generate
     return [
         await encode(frontend, prompt, truncated=body.truncate_prompt_tokens is not None)
         if isinstance(prompt, str)
-        else await _given_ids(frontend, prompt)  # type: ignore[arg-type]
+        else await given_ids(frontend, prompt)  # type: ignore[arg-type]
         for prompt in body.prompt
     ]
 
@@ -50,12 +53,20 @@ async def encode(
 ) -> list[int]:
     """Ids of a raw prompt. truncated: it will be cut, so that its length is no reason to refuse it."""
     tokenizer = frontend.tokenizer
+    text = await checked_text(frontend, text, "prompt", truncated=truncated)
+    return await beside(len(text), partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
+
+
+async def checked_text(frontend: Frontend, text: str, param: str, *, truncated: bool = False) -> str:
+    """A text that may be encoded, as the filters leave it. truncated: see `encode`. Raises RequestError."""
     if not truncated:
-        _check_size(frontend, tokenizer, len(text), "prompt")
-    text = await frontend.filters.prompt(text, "prompt")
-    if len(text) < IN_THREAD_CHARS:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        _check_size(frontend, frontend.tokenizer, len(text), param)
+    return await frontend.filters.prompt(text, param)
+
+
+async def beside(num_chars: int, work: Callable[[], T]) -> T:
+    """What work on so many characters gives; where they are many it is done in a thread."""
+    return work() if num_chars < IN_THREAD_CHARS else await asyncio.to_thread(work)
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ async def encode_chat(
     """A conversation as a prompt. truncated: it will be cut, so that its length is no reason to refuse it."""
     tokenizer, limit = frontend.tokenizer, frontend.ready.max_model_len
     if len(messages) > limit:  # no template writes a message without a token
-        raise _too_long(f"there are {len(messages)} messages", limit, "messages")
+        raise too_long(f"there are {len(messages)} messages", limit, "messages")
 
     if filters := frontend.filters:
         told = await filters.within([_joined(message.model_dump()) for message in messages], "messages")
@@ -129,16 +140,17 @@ def _room(limit: int, length: int, body: Sampling, where: str) -> int:
     if length == 0:
         raise RequestError(f"{where} must not be empty", param=where, code="invalid_value")
     if length > limit:
-        raise _too_long(f"the prompt has {length} tokens", limit, where)
+        raise too_long(f"the prompt has {length} tokens", limit, where)
     if length == limit:
-        raise _too_long(f"the prompt has {length} tokens, which leaves no room for an answer", limit, where)
+        raise too_long(f"the prompt has {length} tokens, which leaves no room for an answer", limit, where)
     if max_tokens is not None and length + max_tokens > limit:
         asked = f"{length + max_tokens} tokens were requested ({length} in the prompt, {max_tokens} in {name})"
-        raise _too_long(asked, limit, name)
+        raise too_long(asked, limit, name)
     return limit - length
 
 
-def _too_long(what: str, limit: int, param: str) -> RequestError:
+def too_long(what: str, limit: int, param: str) -> RequestError:
+    """What is said of a request that has more tokens than the model."""
     return RequestError(
         f"this model's maximum context length is {limit} tokens, but {what}",
         param=param,
@@ -150,7 +162,7 @@ def _check_size(frontend: Frontend, tokenizer: Tokenizer, chars: int, param: str
     """Refuse what cannot fit before it is encoded: no token covers more than `longest` bytes."""
     limit, longest = frontend.ready.max_model_len, tokenizer.pieces.longest
     if chars > limit * longest:
-        raise _too_long(f"{param} has {chars} characters, which are at least {chars // longest} tokens", limit, param)
+        raise too_long(f"{param} has {chars} characters, which are at least {chars // longest} tokens", limit, param)
 
 
 def checked_ids(frontend: Frontend, token_ids: list[int], param: str) -> list[int]:
@@ -166,13 +178,13 @@ def checked_ids(frontend: Frontend, token_ids: list[int], param: str) -> list[in
     return token_ids
 
 
-async def _given_ids(frontend: Frontend, token_ids: list[int]) -> list[int]:
+async def given_ids(frontend: Frontend, token_ids: list[int], param: str = "prompt") -> list[int]:
     """A prompt of token ids: as it came, unless a filter changes its text."""
-    checked = checked_ids(frontend, token_ids, "prompt")
+    checked = checked_ids(frontend, token_ids, param)
     if not frontend.filters:
         return checked
     text = frontend.tokenizer.decode(checked, skip_special_tokens=False)
-    filtered = await frontend.filters.prompt(text, "prompt")
+    filtered = await frontend.filters.prompt(text, param)
     return checked if filtered == text else frontend.tokenizer.encode(filtered, add_special_tokens=False)
 
 

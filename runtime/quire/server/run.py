@@ -22,6 +22,7 @@ from quire.config import ServeConfig
 from quire.errors import ConfigError, ModelError, OverloadedError, QuireError
 from quire.models.generation_config import SamplingDefaults, sampling_defaults
 from quire.models.source import ModelFiles, resolve, resolve_tokenizer
+from quire.server.announcement import announcement
 from quire.server.app import create_app
 from quire.server.engine import Engine, EngineStart
 from quire.server.frontend import Frontend
@@ -161,26 +162,9 @@ class _Process:
         return defaults
 
     def _announce(self, engine: Engine) -> None:
-        """What a person wants to know when it is up."""
-        config, ready, name = self._config, engine.ready, self._frontend.names[0]
-        host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
-        scheme = "http" if config.ssl_certfile is None else "https"
-        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
-        info = ready.info
-        tokens = ready.num_blocks * ready.block_size
-        key = " -H 'authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
-        took_s = time.monotonic() - self._frontend.started_s
-        page = [f"  chat        {url}/ in a browser"] if config.web_page else []
-        lines = [
-            f"quire serves {name} at {url}/v1 (ready after {took_s:.1f} s)",
-            f"  model       {config.model}, up to {ready.max_model_len} tokens a request",
-            f"  running on  {info.get('device', '?')}, {info.get('dtype', '?')}",
-            f"  KV cache    {ready.num_blocks} blocks of {ready.block_size}: {tokens} tokens for all requests together",
-            *page,
-            f"  try         curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\",
-            f'                -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}\'',
-        ]
-        self._say("\n".join(lines))
+        frontend = self._frontend
+        took_s = time.monotonic() - frontend.started_s
+        self._say(announcement(self._config, engine.ready, frontend.names[0], took_s))
 
     def _on_signal(self) -> None:
         self._signals += 1

@@ -16,6 +16,7 @@ from quire.server.chat import tools_of
 from quire.server.frontend import RETRY_DRAINING_S, RETRY_LOADING_S, Frontend, State
 from quire.server.prompts import checked_ids, encode, encode_chat
 from quire.server.protocol import DetokenizeBody, TokenizeBody
+from quire.server.tasks import tasks_of
 
 
 def router(frontend: Frontend) -> APIRouter:
@@ -111,8 +112,9 @@ def router(frontend: Frontend) -> APIRouter:
 def _card(frontend: Frontend, name: str) -> dict[str, Any]:
     try:
         length: int | None = frontend.ready.max_model_len
+        tasks: tuple[str, ...] | None = tasks_of(frontend.ready)
     except OverloadedError:
-        length = None
+        length = tasks = None
     return {
         "id": name,
         "object": "model",
@@ -120,4 +122,5 @@ def _card(frontend: Frontend, name: str) -> dict[str, Any]:
         "owned_by": "quire",
         "root": frontend.config.model,
         "max_model_len": length,
+        "tasks": tasks,
     }

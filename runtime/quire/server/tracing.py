@@ -17,10 +17,15 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 import quire
 from quire.server.access import Finished
+from quire.server.jobs import Job
+from quire.server.work import AnyWork
 
 EXPORT_TIMEOUT_S = 5
 MAX_QUEUED = 2048
-OPERATIONS = {"/v1/completions": "text_completion"}
+OPERATIONS = {
+    "/v1/completions": "text_completion",
+    **dict.fromkeys(("/v1/embeddings", "/v1/score", "/v1/rerank"), "embeddings"),
+}
 """Others are chats."""
 
 Attribute = str | int | float | Sequence[str]
@@ -66,21 +71,15 @@ class Tracing:
 
 def _attributes(one: Finished, model: str) -> dict[str, Attribute]:
     assert one.job is not None
-    params, usage = one.job.choices[0].params, one.job.usage
+    usage = one.job.usage
     found: dict[str, Attribute | None] = {
         "gen_ai.operation.name": OPERATIONS.get(one.path, "chat"),
         "gen_ai.provider.name": "quire",
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
-        "gen_ai.request.max_tokens": params.max_tokens,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
-        "gen_ai.request.top_k": params.top_k or None,
-        "gen_ai.request.choice.count": len(one.job.choices) if len(one.job.choices) > 1 else None,
-        "gen_ai.request.seed": params.seed,
+        **_drawing(one.job),
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-        "gen_ai.usage.output_tokens": usage.completion_tokens,
         "gen_ai.response.finish_reasons": one.finish_reasons,
         "gen_ai.response.time_to_first_chunk": one.ttft_s,
         "http.request.method": one.method,
@@ -90,3 +89,19 @@ def _attributes(one: Finished, model: str) -> dict[str, Attribute]:
         "quire.key": one.key or None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _drawing(job: AnyWork) -> dict[str, Attribute | None]:
+    """What is only said where tokens are drawn."""
+    if not isinstance(job, Job):
+        return {}
+    params = job.choices[0].params
+    return {
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.top_k": params.top_k or None,
+        "gen_ai.request.choice.count": len(job.choices) if len(job.choices) > 1 else None,
+        "gen_ai.request.seed": params.seed,
+        "gen_ai.usage.output_tokens": job.usage.completion_tokens,
+    }

@@ -2,7 +2,8 @@
 
 Text is the UTF-8 decoding of the concatenated bytes of its tokens; that one definition makes decoding incremental and
 exact at once. The bytes follow from the vocabulary's decoder: byte-level (GPT-2, Llama 3, Qwen) writes bytes as printable
-characters, SentencePiece style (Llama 2, Mistral, Gemma) writes spaces as ▁ and rare bytes as <0xNN>.
+characters, SentencePiece style (Llama 2, Mistral, Gemma) writes spaces as ▁ and rare bytes as <0xNN>, WordPiece (BERT) writes ## before
+what continues a word.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from collections.abc import Collection
 from functools import cache
 from typing import Any
 
 import tokenizers
+import tokenizers.models
 
 from quire.errors import ModelError
 
@@ -33,7 +36,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class Pieces:
-    """Bytes of every token id; `longest` is the most that one has. Ids the tokenizer does not know have none."""
+    """Bytes of every token id; `longest` is the most of a text that one covers. Ids the tokenizer does not know have none."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special_ids: Collection[int]) -> None:
         """special_ids: tokens that are no text (`skip_special` leaves them out)."""
@@ -44,6 +47,8 @@ class Pieces:
         for token, token_id in vocab.items():
             self._bytes[token_id] = convert(token)
         self.longest = max(map(len, self._bytes), default=1) or 1
+        if _drops_text(tokenizer):
+            self.longest = sys.maxsize
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -77,12 +82,24 @@ def _converter(tokenizer: tokenizers.Tokenizer) -> tuple[bool, Any]:
             for step in steps
         )
         return strips, _from_metaspace
+    if "WordPiece" in kinds:
+        prefix = next(str(step.get("prefix", "##")) for step in steps if step["type"] == "WordPiece")
+        return True, lambda token: _from_word_piece(token, prefix)
     if not kinds:  # a plain word vocabulary: words are joined by spaces
         return True, lambda token: (" " + token).encode()
     raise ModelError(
         f"the tokenizer decodes with {', '.join(sorted(kinds))}, which this engine does not know; "
-        "byte-level and SentencePiece style tokenizers are supported"
+        "byte-level, SentencePiece style and WordPiece tokenizers are supported"
     )
+
+
+def _drops_text(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether blanks are no part of any token, and a word of any length may be one."""
+    return isinstance(tokenizer.model, tokenizers.models.WordPiece)
+
+
+def _from_word_piece(token: str, prefix: str) -> bytes:
+    return token.removeprefix(prefix).encode() if token.startswith(prefix) else f" {token}".encode()
 
 
 def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:

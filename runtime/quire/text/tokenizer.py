@@ -78,6 +78,20 @@ class Tokenizer(FamiliarNames):
         unwanted = has_bos and not self.adds_bos and self._backend_adds_bos
         return ids[1:] if doubled or unwanted else ids
 
+    def encode_pair(self, first: str, second: str, *, keep: int | None = None) -> tuple[list[int], list[int]]:
+        """Ids of two texts as the model reads pairs, and the segment of each token. keep: how many tokens at most; the longer text is cut
+        first, at its end, and special tokens never are. Raises RequestError where nothing else would be left."""
+        one, other = self._backend.encode_batch_fast([first, second], add_special_tokens=False)
+        if keep is not None:
+            around: int = self._backend.num_special_tokens_to_add(True)
+            if (room := keep - around) < 1:
+                raise refusal("truncate_prompt_tokens", keep, f"above {around}, the number of special tokens of a pair")
+            shorter, longer = sorted((one, other), key=lambda text: len(text.ids))
+            shorter.truncate(min(len(shorter.ids), room // 2))
+            longer.truncate(min(len(longer.ids), room - len(shorter.ids)))
+        pair = self._backend.post_process(one, other, True)
+        return pair.ids, pair.type_ids
+
     def encode_text(self, text: str) -> list[int]:
         """Ids of a piece of an answer: what spells a special token is text, and nothing is added."""
         return self._ids(self._defuser.text(text), False)

@@ -42,6 +42,6 @@ class Gate:
                 ready.append(sequence)
         return ready, failed
 
-    def stats(self, *, drain: bool = False) -> GrammarStats:
+    def stats(self, *, drain: bool = False) -> GrammarStats | None:
         """Figures for /metrics. drain: with the times that nobody has been told of yet."""
         return self._grammars.stats(drain=drain)

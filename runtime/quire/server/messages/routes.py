@@ -20,6 +20,7 @@ from quire.server.jobs import Job
 from quire.server.messages.body import CountBody, MessagesBody
 from quire.server.messages.writer import MessageWriter
 from quire.server.streaming import event, openai_error
+from quire.server.tasks import GENERATE
 
 
 def router(frontend: Frontend) -> APIRouter:
@@ -29,7 +30,7 @@ def router(frontend: Frontend) -> APIRouter:
     @routes.post("/v1/messages", openapi_extra=documented(MessagesBody))
     async def messages(request: Request) -> Response:
         body = await read_body(request, MessagesBody)
-        model, ignored = frontend.check_model(body.model), body.ignored_fields()
+        model, ignored = frontend.check_model(body.model, GENERATE), body.ignored_fields()
         body.check()
         ask = await conversation_ask(frontend, body)
         writer = MessageWriter(model)

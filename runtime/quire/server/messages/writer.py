@@ -10,7 +10,7 @@ from quire.outputs.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.request import FinishReason
 from quire.server.answers import JSON, TOOL_CALLS, Step
 from quire.server.ask import new_id
-from quire.server.jobs import Usage
+from quire.server.work import Usage
 
 _REASONS = {
     FinishReason.STOP.value: "end_turn",

@@ -21,6 +21,7 @@ from quire.server.jobs import Job
 from quire.server.responses.body import ResponsesBody
 from quire.server.responses.writer import ResponseWriter
 from quire.server.streaming import event, openai_error
+from quire.server.tasks import GENERATE
 
 
 def router(frontend: Frontend) -> APIRouter:
@@ -30,7 +31,7 @@ def router(frontend: Frontend) -> APIRouter:
     @routes.post("/v1/responses", openapi_extra=documented(ResponsesBody))
     async def responses(request: Request) -> Response:
         body = await read_body(request, ResponsesBody)
-        model, ignored = frontend.check_model(body.model), body.ignored_fields()
+        model, ignored = frontend.check_model(body.model, GENERATE), body.ignored_fields()
         body.check()
         ask = await conversation_ask(frontend, body)
         writer = ResponseWriter(_head(body, model, ask.params[0].temperature, ask.params[0].top_p))

@@ -1,0 +1,1 @@
+"""Routes of models whose prompts become vectors: embeddings, scores, rankings."""

@@ -1,0 +1,73 @@
+"""How near texts are: by the angle between their vectors, or by a model that reads both (a cross-encoder)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import mul
+
+from quire.server.frontend import Frontend
+from quire.server.pooling.job import Prompt
+from quire.server.pooling.prompts import check_length, prompts_of
+from quire.server.pooling.vectors import numbers_of
+from quire.server.prompts import beside, checked_text
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Prompts to run, and what becomes of their vectors. pairs: places of two that are compared; None: each vector is a score."""
+
+    prompts: list[Prompt]
+    pairs: list[tuple[int, int]] | None
+
+    def scores(self, vectors: Sequence[bytes]) -> list[float]:
+        """One for each pair, in order: the cosine, from -1 to 1, or what the model says."""
+        numbers = [numbers_of(vector) for vector in vectors]
+        if self.pairs is None:
+            return [score for (score,) in numbers]
+        lengths = [math.sqrt(sum(map(mul, one, one))) or 1.0 for one in numbers]
+        return [
+            sum(map(mul, numbers[first], numbers[second])) / (lengths[first] * lengths[second])
+            for first, second in self.pairs
+        ]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Texts that are compared, and the names of the fields they came from."""
+
+    texts: Sequence[str]
+    names: Sequence[str]
+
+
+async def comparison(frontend: Frontend, first: Side, second: Side, keep: int | None) -> Comparison:
+    """Each text of the first side with that of the second, or its only one with all of them. keep: tokens that are used of a prompt, which
+    is a text or, where the model reads both, a pair; None: all. Raises RequestError."""
+    facts = frontend.ready.pooling
+    assert facts is not None
+    lefts = [0] * len(second.texts) if len(first.texts) == 1 else list(range(len(first.texts)))
+    if facts.task == "score":
+        return Comparison(await _pairs(frontend, first, second, lefts, keep), None)
+    names = [*first.names, *second.names]
+    prompts = await prompts_of(frontend, [*first.texts, *second.texts], keep, names=names)
+    return Comparison(prompts, [(left, len(first.texts) + right) for right, left in enumerate(lefts)])
+
+
+async def _pairs(frontend: Frontend, first: Side, second: Side, lefts: Sequence[int], keep: int | None) -> list[Prompt]:
+    """One prompt for each pair."""
+    ones, others = [
+        [
+            await checked_text(frontend, text, name, truncated=keep is not None)
+            for text, name in zip(side.texts, side.names, strict=True)
+        ]
+        for side in (first, second)
+    ]
+    encode = frontend.tokenizer.encode_pair
+    num_chars = sum(len(ones[left]) for left in lefts) + sum(map(len, others))
+    found = await beside(
+        num_chars, lambda: [encode(ones[left], other, keep=keep) for left, other in zip(lefts, others, strict=True)]
+    )
+    for (ids, _), name in zip(found, second.names, strict=True):
+        check_length(frontend, ids, name)
+    return [Prompt(ids, kinds) for ids, kinds in found]

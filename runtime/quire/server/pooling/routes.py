@@ -1,0 +1,137 @@
+"""/v1/embeddings, /v1/score, /v1/rerank."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quire.request import PoolingFacts, checked_priority, checked_salt
+from quire.server.answers import JSON
+from quire.server.ask import head, ignored_header, new_id
+from quire.server.bodies import documented, read_body
+from quire.server.frontend import Frontend
+from quire.server.pooling.body import EmbeddingBody, PoolingBody, RerankBody, ScoreBody
+from quire.server.pooling.compare import Side, comparison
+from quire.server.pooling.job import PoolJob, Prompt, pool_job
+from quire.server.pooling.prompts import numbered, prompts_of
+from quire.server.pooling.vectors import shortened, told
+from quire.server.streaming import answer
+from quire.server.tasks import EMBED, SCORE
+
+
+def router(frontend: Frontend) -> APIRouter:
+    """All of them."""
+    routes = APIRouter()
+
+    @routes.post("/v1/embeddings", openapi_extra=documented(EmbeddingBody))
+    async def embeddings(request: Request) -> Response:
+        body = await read_body(request, EmbeddingBody)
+        model, ignored = frontend.check_model(body.model, EMBED), body.ignored_fields()
+        facts = facts_of(frontend)
+        size = body.checked_dimensions(facts.size)
+        inputs = body.inputs()
+        prompts = await prompts_of(
+            frontend,
+            inputs,
+            body.kept(frontend.ready.max_model_len),
+            names=numbered("input", len(inputs)),
+            add_special_tokens=body.add_special_tokens,
+        )
+
+        async def shown(job: PoolJob) -> JSON:
+            vectors = [shortened(one, size, normalised=facts.normalised) for one in await job.vectors()]
+            return {
+                **head("embd", "list", model),
+                "data": [
+                    {"object": "embedding", "index": index, "embedding": told(vector, body.encoding_format)}
+                    for index, vector in enumerate(vectors)
+                ],
+                "usage": usage_of(job),
+            }
+
+        return await pooled(request, frontend, body, prompts, shown, ignored, param="input")
+
+    @routes.post("/v1/score", openapi_extra=documented(ScoreBody))
+    async def score(request: Request) -> Response:
+        body = await read_body(request, ScoreBody)
+        model, ignored = frontend.check_model(body.model, SCORE), body.ignored_fields()
+        first, second = (
+            Side(texts, numbered(name, len(texts)))
+            for name, texts in zip(("text_1", "text_2"), body.texts(), strict=True)
+        )
+        compared = await comparison(frontend, first, second, body.kept(frontend.ready.max_model_len))
+
+        async def shown(job: PoolJob) -> JSON:
+            scores = compared.scores(await job.vectors())
+            return {
+                **head("score", "list", model),
+                "data": [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)],
+                "usage": usage_of(job),
+            }
+
+        return await pooled(request, frontend, body, compared.prompts, shown, ignored, param="text_2")
+
+    @routes.post("/v1/rerank", openapi_extra=documented(RerankBody))
+    async def rerank(request: Request) -> Response:
+        body = await read_body(request, RerankBody)
+        model, ignored = frontend.check_model(body.model, SCORE), body.ignored_fields()
+        texts, count = body.texts(), body.count()
+        compared = await comparison(
+            frontend,
+            Side([body.query], ["query"]),
+            Side(texts, [f"documents.{place}" for place in range(len(texts))]),
+            body.kept(frontend.ready.max_model_len),
+        )
+
+        async def shown(job: PoolJob) -> JSON:
+            scores = compared.scores(await job.vectors())
+            ranked = sorted(range(len(scores)), key=lambda place: -scores[place])[:count]
+            results: list[JSON] = [{"index": place, "relevance_score": scores[place]} for place in ranked]
+            if body.return_documents:
+                for one in results:
+                    one["document"] = {"text": texts[one["index"]]}
+            return {"id": new_id("rerank"), "model": model, "results": results, "usage": usage_of(job)}
+
+        return await pooled(request, frontend, body, compared.prompts, shown, ignored, param="documents")
+
+    return routes
+
+
+def facts_of(frontend: Frontend) -> PoolingFacts:
+    """Of the vectors that the served model makes; `check_model` comes first."""
+    facts = frontend.ready.pooling
+    assert facts is not None
+    return facts
+
+
+def usage_of(job: PoolJob) -> dict[str, Any]:
+    """The usage object."""
+    tokens = job.usage.prompt_tokens
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+async def pooled(
+    request: Request,
+    frontend: Frontend,
+    body: PoolingBody,
+    prompts: Sequence[Prompt],
+    shown: Callable[[PoolJob], Awaitable[JSON]],
+    ignored: Sequence[str],
+    *,
+    param: str,
+) -> Response:
+    """Run prompts and answer; all is given up when the client leaves."""
+    priority = checked_priority(body.priority, policy=frontend.config.scheduler_policy)
+    salt = checked_salt(body.cache_salt)
+
+    async def work() -> JSON:
+        async with pool_job(frontend, prompts, param=param, priority=priority, cache_salt=salt) as job:
+            request.state.job = job  # for the access log
+            return await shown(job)
+
+    content = await answer(request, work())
+    return Response(msgspec.json.encode(content), headers=ignored_header(ignored), media_type="application/json")
