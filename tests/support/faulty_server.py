@@ -22,7 +22,8 @@ class Fault:
     """What happens to one request instead of, or to, its answer.
 
     status: this answer, with `headers`. cut: the connection breaks after so many bytes of the body. corrupt: the first byte is
-    another. ranges: False answers a range with the whole file.
+    another. ranges: False answers a range with the whole file. sloppy: a range is answered with 200, and If-Range is not looked at, as
+    some stores do that speak S3.
     """
 
     status: int | None = None
@@ -30,6 +31,7 @@ class Fault:
     cut: int | None = None
     corrupt: bool = False
     ranges: bool = True
+    sloppy: bool = False
 
 
 @dataclass
@@ -137,7 +139,8 @@ def _handler(server: FaultyServer) -> type[http.server.BaseHTTPRequestHandler]:
             headers = {"ETag": f'"{hashlib.md5(content).hexdigest()}"'} if server.etags else {}
             wanted = self.headers.get("Range")
             validator = self.headers.get("If-Range")
-            if wanted is None or not fault.ranges or (validator is not None and validator != headers.get("ETag")):
+            stale = validator is not None and validator != headers.get("ETag") and not fault.sloppy
+            if wanted is None or not fault.ranges or stale:
                 self._send(request, 200, content, headers, fault)
                 return
             start = int(wanted.removeprefix("bytes=").rstrip("-"))
@@ -145,7 +148,7 @@ def _handler(server: FaultyServer) -> type[http.server.BaseHTTPRequestHandler]:
                 self._send(request, 416, b"", {"Content-Range": f"bytes */{len(content)}"}, fault)
                 return
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            self._send(request, 206, content[start:], headers, fault)
+            self._send(request, 200 if fault.sloppy else 206, content[start:], headers, fault)
 
         def _send(self, request: Requested, status: int, body: bytes, headers: dict[str, str], fault: Fault) -> None:
             self.send_response(status)

@@ -137,7 +137,7 @@ def real_api(folder: Path) -> Iterator[RealApi]:
             "--advertise-address=127.0.0.1",
             f"--secure-port={secure}",
             "--endpoint-reconciler-type=none",
-            "--service-cluster-ip-range=198.19.0.0/24",
+            "--service-cluster-ip-range=198.19.0.0/16",
             "--service-account-issuer=https://localhost",
             f"--service-account-key-file={folder / 'accounts.key'}",
             f"--service-account-signing-key-file={folder / 'accounts.key'}",

@@ -158,13 +158,8 @@ class Transfer:
 
     def _begin(self, response: httpx.Response) -> int | None:
         """Where the answer's bytes belong; the whole file's size, if the answer tells it."""
-        if response.status_code == 206:
-            unit, _, rest = response.headers.get("Content-Range", "").partition(" ")
-            span, _, total = rest.partition("/")
-            if unit != "bytes" or not span.startswith(f"{self._have}-"):
-                self._restart()
-                raise TransientError("the server sent another part than the one asked for")
-            return int(total) if total.isdigit() else None
+        if response.status_code == 206 or "Content-Range" in response.headers:  # some stores answer a range with 200
+            return self._go_on(response)
         if self._have:
             self._restart()  # the whole file comes: it changed, or the server knows no ranges
         self._size = self._file.size
@@ -172,6 +167,19 @@ class Transfer:
         self._remember()
         length = response.headers.get("Content-Length", "")
         return int(length) if length.isdigit() else None
+
+    def _go_on(self, response: httpx.Response) -> int | None:
+        """The answer is a part: the one asked for, of the same version. Some stores do not look at If-Range, so it is compared here."""
+        unit, _, rest = response.headers.get("Content-Range", "").partition(" ")
+        span, _, total = rest.partition("/")
+        now = _validator(response)
+        changed = self._validator is not None and now is not None and now != self._validator
+        if unit != "bytes" or not span.startswith(f"{self._have}-") or changed:
+            self._restart()
+            raise TransientError(
+                "the file changed" if changed else "the server sent another part than the one asked for"
+            )
+        return int(total) if total.isdigit() else None
 
     def _took(self, chunk: bytes) -> None:
         assert self._hash is not None

@@ -112,10 +112,18 @@ def test_a_server_without_ranges_sends_it_all_again(hub: FaultyServer, run: Run)
     assert run.files["model.safetensors"] == WEIGHTS
 
 
-def test_two_versions_are_never_stitched_together(run: Run) -> None:
+def test_a_store_that_answers_a_range_with_200_is_understood(hub: FaultyServer, run: Run) -> None:
+    hub.faults[BIG] = [Fault(cut=2 * MIB), Fault(sloppy=True)]
+    run(hub)
+    assert run.files["model.safetensors"] == WEIGHTS
+    assert sum(each.sent for each in hub.asked(BIG)) == len(WEIGHTS)
+
+
+@pytest.mark.parametrize("sloppy", [False, True])
+def test_two_versions_are_never_stitched_together(run: Run, sloppy: bool) -> None:
     old, new = b"o" * (3 * MIB), b"n" * (4 * MIB)
     with faulty_server({"m.gguf": old}) as server:
-        server.faults["/m.gguf"] = [Fault(cut=2 * MIB)]
+        server.faults["/m.gguf"] = [Fault(cut=2 * MIB), Fault(sloppy=sloppy)]
 
         def change(path: str) -> None:
             if len(server.asked(path)) == 2:
