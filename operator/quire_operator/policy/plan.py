@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from quire_operator.api import INDEFINITE, Rollout, Status, seconds
+from quire_operator.api import INDEFINITE, Spec, Status, seconds
 from quire_operator.observation import PodView, WorkloadView
 from quire_operator.policy.decide import Decision, decide
 from quire_operator.policy.views import Control, Limits, Progress, RevisionView, Situation, Step, Strategy
+from quire_operator.resources.deadlines import progress_s
 from quire_operator.spec import Deployment
 
 
@@ -41,7 +42,7 @@ def make_plan(
             target=revision,
             wanted=owner.wanted_replicas,
             views=seen,
-            strategy=strategy_of(owner.spec.rollout),
+            strategy=strategy_of(owner.spec),
             now=to_seconds(now),
             stable=owner.status.current_revision,
             progress=_progress(owner.status),
@@ -85,8 +86,9 @@ def revision_views(
     return tuple(one(workload) for workload in workloads)
 
 
-def strategy_of(rollout: Rollout) -> Strategy:
+def strategy_of(spec: Spec) -> Strategy:
     """spec.rollout in numbers."""
+    rollout = spec.rollout
     steps: tuple[Step, ...] = ()
     if rollout.strategy == "Canary" and rollout.canary is not None:
         steps = tuple(Step(step.weight, _pause_s(step.pause)) for step in rollout.canary.steps)
@@ -97,7 +99,7 @@ def strategy_of(rollout: Rollout) -> Strategy:
         name="RollingUpdate" if rollout.strategy == "Canary" and not steps else rollout.strategy,
         limits=Limits(rollout.max_surge, rollout.max_unavailable),
         steps=steps,
-        deadline_s=seconds(rollout.progress_deadline),
+        deadline_s=progress_s(spec),
         drain_s=seconds(rollout.drain_timeout),
         keep_old_s=seconds(rollout.blue_green.scale_down_delay),
         history=rollout.revision_history_limit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire_operator import labels
-from quire_operator.api import seconds
+from quire_operator.resources.deadlines import progress_s
 from quire_operator.resources.meta import child_metadata
 from quire_operator.spec import Deployment
 
@@ -34,7 +34,7 @@ def build_deployment(
         "spec": {
             "replicas": replicas,
             "revisionHistoryLimit": 0,
-            "progressDeadlineSeconds": max(seconds(owner.spec.rollout.progress_deadline), 1),
+            "progressDeadlineSeconds": progress_s(owner.spec),
             "selector": {"matchLabels": selector},
             "template": {**template, "metadata": {**metadata, "labels": {**metadata["labels"], **marks}}},
         },

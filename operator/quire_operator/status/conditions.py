@@ -10,6 +10,7 @@ from quire_operator import labels
 from quire_operator.api import INDEFINITE, Condition, RolloutStatus
 from quire_operator.observation import find_condition
 from quire_operator.policy import find
+from quire_operator.resources.deadlines import duration_text, progress_s
 from quire_operator.status.facts import VERIFICATION_FAILURES, Facts
 
 Truth = Literal["True", "False", "Unknown"]
@@ -124,7 +125,7 @@ def _progressing(facts: Facts, rollout: RolloutStatus | None, *, late: bool) -> 
     if rollout is None:
         return Finding("False", "Complete", f"all {facts.wanted} replicas are of revision {facts.revision}")
     if late:
-        deadline = facts.owner.spec.rollout.progress_deadline
+        deadline = duration_text(progress_s(facts.owner.spec))
         _, why = _why_not(facts)
         return Finding("False", "ProgressDeadlineExceeded", f"no progress for {deadline}: {why}")
     if facts.decision.hold in ("Paused", "StepPaused", "Draining"):

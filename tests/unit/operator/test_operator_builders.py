@@ -9,6 +9,8 @@ import pytest
 
 from operator_kit import DEFAULTS, owner
 from quire_operator import labels
+from quire_operator.api import seconds
+from quire_operator.policy.plan import strategy_of
 from quire_operator.resources import (
     PodDefaults,
     build_deployment,
@@ -18,6 +20,7 @@ from quire_operator.resources import (
     build_supplies,
 )
 from quire_operator.resources.args import serve_args
+from quire_operator.resources.deadlines import duration_text
 from quire_operator.resources.fetching import folder_of
 from quire_operator.resources.merge import merge
 
@@ -171,6 +174,26 @@ def test_the_time_to_start_follows_from_the_size(spec: dict[str, Any], startup: 
     assert (f"--load-timeout={startup}" in container["args"]) == bool(spec)
     given = engine({**spec, "engine": {"loadTimeout": "7m"}})["args"]
     assert [each for each in given if each.startswith("--load-timeout")] == ["--load-timeout=420"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "deadline"),
+    [
+        ({}, 1800),
+        ({"model": {"source": "file:///m", "size": "1Gi"}}, 1800),
+        ({"model": {"source": "file:///m", "size": "150G"}}, 7200),
+        ({"model": {"source": "file:///m", "size": "900T"}}, 86400),
+        ({"startupTimeout": "1h", "rollout": {"progressDeadline": "5m"}}, 300),
+    ],
+)
+def test_a_rollout_may_stand_still_as_long_as_a_model_of_its_size_takes(spec: dict[str, Any], deadline: int) -> None:
+    assert build_deployment(owner(spec), "abc", template(spec), 1)["spec"]["progressDeadlineSeconds"] == deadline
+    assert strategy_of(owner(spec).spec).deadline_s == deadline
+
+
+@pytest.mark.parametrize(("span", "text"), [(0, "0s"), (300, "5m"), (5400, "1h30m"), (3661, "1h1m1s")])
+def test_durations_are_told_as_they_are_written(span: int, text: str) -> None:
+    assert duration_text(span) == text and seconds(text) == span
 
 
 def test_gpu_nodes_are_tolerated_and_devices_claimed() -> None:
