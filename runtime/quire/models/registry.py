@@ -85,7 +85,8 @@ def unknown_hf(config: Fields, reason: str = "") -> ModelError:
     """What is said of a config.json that names nothing known; reason: why nothing else helped either."""
     known = ", ".join(sorted(name.removesuffix("ForCausalLM") for name in HF))
     return ModelError(
-        f"{config.path}: architectures {names_in(config)!r} is not supported{reason}; supported: {known} (…ForCausalLM)"
+        f"{config.path}: architectures {names_in(config)!r} is not supported{reason}; supported: {known} (…ForCausalLM), and of encoders "
+        "BertModel and BertForSequenceClassification"
     )
 
 

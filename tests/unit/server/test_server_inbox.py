@@ -94,3 +94,14 @@ async def test_an_error_comes_after_what_was_before_it() -> None:
     assert got[-1].error == "boom" and got[-2].token_ids[-1] == MERGE_FROM + 9
     with pytest.raises(EngineDeadError, match="gone"):
         await box.get()
+
+
+async def test_a_vector_is_not_lost_where_reports_are_joined() -> None:
+    """Of a prompt that was told of when it began, behind many others."""
+    box: Inbox[Choice] = Inbox()
+    for index in range(MERGE_FROM):
+        box.put(choice(index), delta())
+    box.put(choice(0), delta(finish_reason=FinishReason.STOP, vector=b"1234"))
+    assert len(box) == MERGE_FROM
+    [(index, report), *_] = await read(box)
+    assert (index, report.finish_reason, report.vector) == (0, FinishReason.STOP, b"1234")
