@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from live_server import Live, ids_of, live_server
+from quire.request import PoolingFacts
 from scripted_engine import ScriptedEngine
 from server_routes import routes_of
 
@@ -38,12 +39,30 @@ NOT_JSON = [
 ]  # fmt: skip
 
 
+POOLING: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/score": {"text_1": "hi", "text_2": ["you", "me"]},
+    "/v1/rerank": {"query": "hi", "documents": ["you", {"text": "me"}]},
+}
+"""A body for each route of models that pool; they refuse the bodies of all others, and all others theirs."""
+SERVED = {"generate": [], "embed": list(POOLING), "score": ["/v1/score", "/v1/rerank"]}
+
+
+def engine_of(kind: str) -> ScriptedEngine:
+    if kind == "generate":
+        return ScriptedEngine(lambda _: ids_of("ok"))
+    size = 1 if kind == "score" else 4
+    return ScriptedEngine(pool=lambda _: [0.5] * size, facts=PoolingFacts(task=kind, size=size, normalised=True))  # type: ignore[arg-type]
+
+
 def fields_of(schema: dict[str, Any]) -> list[str]:
     return [*schema.get("properties", {}), "unknown_field"]
 
 
 def valid(path: str) -> dict[str, Any]:
     """A body that the route takes, as far as it is known here."""
+    if path in POOLING:
+        return dict(POOLING[path])
     if "chat" in path or "messages" in path:
         return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
     if path.endswith("/responses"):
@@ -82,11 +101,15 @@ def posts() -> list[tuple[str, list[str]]]:
     return found
 
 
-async def test_no_body_is_a_fault_of_the_server(tmp_path: Path, posts: list[tuple[str, list[str]]]) -> None:
+@pytest.mark.parametrize("kind", SERVED)
+async def test_no_body_is_a_fault_of_the_server(tmp_path: Path, posts: list[tuple[str, list[str]]], kind: str) -> None:
     chance = random.Random(7)
-    engine = ScriptedEngine(lambda _: ids_of("ok"))
-    async with live_server(tmp_path, engine, max_body_size="1Mi") as live:
+    served = SERVED[kind] or [path for path, _ in posts if path not in POOLING]
+    assert set(POOLING) <= {path for path, _ in posts}
+    async with live_server(tmp_path, engine_of(kind), max_body_size="1Mi") as live:
         for path, fields in posts:
+            if path not in served:
+                continue
             statuses: set[int] = set()
             for data in NOT_JSON:
                 assert (await post(live, path, data)).status_code == 400
@@ -97,6 +120,6 @@ async def test_no_body_is_a_fault_of_the_server(tmp_path: Path, posts: list[tupl
                 statuses.add((await post(live, path, json.dumps(body).encode())).status_code)
             assert 200 in statuses and 400 in statuses, f"{path} answers {statuses}"
         assert live.frontend.num_in_flight == 0
-        assert (await live.chat()).status_code == 200
+        assert (await live.http.post(served[0], json=valid(served[0]))).status_code == 200
         page = (await live.http.get("/metrics")).text
         assert not re.search(r'requests_finished_total\{.*finish_reason="error".*\} [1-9]', page)
