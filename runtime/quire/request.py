@@ -192,6 +192,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     num_swap_blocks_used: int = 0
     kv_utilization: float = 1.0  # computed tokens / slots of the blocks held
     grammars: GrammarStats | None = None
+    device_busy: float | None = None  # share of time, 0..1; of a GPU
+    device_memory: float | None = None  # share in use, 0..1; of a GPU
     kv_faults: int = 0  # violations of the KV cache's bookkeeping that were found and healed, total
 
 

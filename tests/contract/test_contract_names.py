@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from quire.metrics import EngineMetrics
-from quire.request import EngineReady
+from quire.request import EngineReady, StepStats
 from quire_operator import labels
 from quire_operator.api import (
     Engine,
@@ -115,3 +115,18 @@ def test_contract_labels_are_written_in_one_place() -> None:
     for name in ("DEPLOYMENT", "REVISION", "TRACK", "ROLE"):
         literal = f'"{getattr(labels, name)}"'
         assert code.count(literal) == 1, f"{literal} belongs into labels.py only"
+
+
+def test_the_page_lists_every_metric_of_the_engine_and_no_other() -> None:
+    table = (ROOT / "docs" / "server.md").read_text().split("## Metrics")[1].split("\n| metric |")[1]
+    listed = {
+        name for row in table.splitlines() for name in re.findall(r"`([a-z_]+)(?:\{[^`]*\})?`", row.split("|")[1])
+    }
+    metrics = EngineMetrics("m")
+    metrics.ready(EngineReady(max_model_len=8, num_blocks=2, block_size=16, vocab_size=10, info={}, startup_s={}), {})
+    metrics.step(StepStats(**dict.fromkeys(StepStats.__struct_fields__, 1) | {"grammars": None}))
+    exported = {
+        family.name.removeprefix("quire_") + ("_total" if family.type == "counter" else "")
+        for family in metrics.registry.collect()
+    }
+    assert listed == exported

@@ -14,6 +14,7 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.engine import audit
+from quire.engine.device_usage import DeviceUsage, Usage
 from quire.engine.grammar.gate import Gate
 from quire.engine.plan import StepPlan
 from quire.engine.results import StepResult
@@ -36,7 +37,12 @@ class Runner(Protocol):
 
 
 class EngineCore:
-    """A scheduler and a runner, stepped by the caller. gate: holds back what is not ready for the scheduler."""
+    """A scheduler and a runner, stepped by the caller. gate: holds back what is not ready for the scheduler.
+
+    `usage` is of the device, for the metrics; who builds the engine sets it.
+    """
+
+    usage: DeviceUsage | None = None
 
     def __init__(self, scheduler: Scheduler, runner: Runner, config: EngineConfig, gate: Gate) -> None:
         self.scheduler = scheduler
@@ -126,6 +132,7 @@ class EngineCore:
         """The state now; of a step where a plan is given."""
         grammars = self.gate.stats(drain=plan is not None)
         scheduler, plan = self.scheduler, plan or StepPlan()
+        usage = Usage() if self.usage is None else self.usage.read()
         return StepStats(
             num_waiting=scheduler.num_waiting,
             num_running=len(scheduler.running),
@@ -145,5 +152,7 @@ class EngineCore:
             preemptions_swap=scheduler.counters.preemptions_swap,
             grammars=grammars,
             kv_faults=self._num_faults,
+            device_busy=usage.busy,
+            device_memory=usage.memory,
             heartbeat_s=time.monotonic(),
         )

@@ -21,6 +21,7 @@ from quire.engine.core import EngineCore
 from quire.engine.costs import PreemptionCosts
 from quire.engine.determinism import require
 from quire.engine.device import budget_of, check_length, device_of, name_of, use_threads
+from quire.engine.device_usage import DeviceUsage
 from quire.engine.grammar.client import Grammars
 from quire.engine.grammar.gate import Gate
 from quire.engine.grammar.limits import limits_of
@@ -123,6 +124,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             if isinstance(scheduler, PoolingScheduler)
             else EngineCore(scheduler, runner, config, Gate(grammars))
         )
+        core.usage = DeviceUsage(device)
     with stages.stage("warmup"):
         facts = _warm_up(core)
     if config.deterministic:

@@ -74,7 +74,7 @@ class EngineMetrics:
         self._running = self._gauge("num_requests_executing", "requests that hold KV blocks and are in the running set")
         self._swapped = self._gauge("num_requests_swapped", "requests swapped to the host pool")
         self._cache = self._gauge("gpu_cache_usage", "KV blocks in use by live requests / blocks in the pool, 0..1")
-        self._host_cache: Gauge | None = None  # made with the first report of a host pool
+        self._late: dict[str, Gauge] = {}  # of what not every engine has: made with the first report of it
         self._utilization = self._gauge(
             "kv_cache_utilization", "tokens held / token slots of the KV blocks in use, 0..1; 1 while none is in use"
         )
@@ -194,10 +194,12 @@ class EngineMetrics:
         self._bound(self._cache).set(stats.num_blocks_used / max(stats.num_blocks, 1))
         self._bound(self._utilization).set(stats.kv_utilization)
         if stats.num_swap_blocks:
-            if self._host_cache is None:
-                text = "blocks of the host swap pool in use / blocks in it, 0..1"
-                self._host_cache = self._gauge("cpu_cache_usage", text)
-            self._bound(self._host_cache).set(stats.num_swap_blocks_used / stats.num_swap_blocks)
+            text = "blocks of the host swap pool in use / blocks in it, 0..1"
+            self._set_late("cpu_cache_usage", text, stats.num_swap_blocks_used / stats.num_swap_blocks)
+        if stats.device_busy is not None:
+            self._set_late("gpu_utilization", "share of time in which the GPU is busy, 0..1", stats.device_busy)
+        if stats.device_memory is not None:
+            self._set_late("gpu_mem_util", "memory of the GPU in use, by whomever, 0..1", stats.device_memory)
         self._follow(self._faults, stats.kv_faults)
         if stats.grammars is not None:
             self._step_grammars(stats.grammars)
@@ -240,6 +242,11 @@ class EngineMetrics:
         encode, content_type = choose_encoder(accept)
         # Every name here is an old one that needs no escaping; the client would make vllm:x vllm_x.
         return encode(self._shown, escaping=ALLOWUTF8), content_type  # type: ignore[call-arg]
+
+    def _set_late(self, name: str, text: str, value: float) -> None:
+        if name not in self._late:
+            self._late[name] = self._gauge(name, text)
+        self._bound(self._late[name]).set(value)
 
     def _follow(self, counter: Counter, total: int, **labels: str) -> None:
         key = (str(counter), "".join(labels.values()))

@@ -30,6 +30,8 @@ from quire.server.work import Work
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 CLIENT_GONE = 499
+_POLLED = frozenset({"/load"})
+"""Asked all the time, by load balancers and by the page: like probes they would fill the log."""
 LINGER_S = 2.0
 
 _UNKNOWN = (
@@ -93,7 +95,7 @@ class Edge:
             if lease is not None:
                 self._guard.end(lease)
             finished = exchange.finished()
-            access.record(finished, quiet=open_path)
+            access.record(finished, quiet=open_path or scope["path"] in _POLLED)
             if self._trace is not None:
                 self._trace(finished)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -83,3 +84,13 @@ def test_every_file_it_names_is_there() -> None:
 def test_the_wheel_has_it(name: str) -> None:
     included = {file.distribution_path for file in WheelBuilder(str(RUNTIME)).recurse_included_files()}
     assert f"quire/server/page/static/{name}" in included
+
+
+async def test_an_open_page_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="quire.access")
+    async with live_server(tmp_path, engine()) as live:
+        for path in ("/", "/page/app.js", "/load", "/health/ready"):
+            await live.http.get(path)
+        assert caplog.records == []
+        await live.http.get("/v1/models")
+        assert len(caplog.records) == 1

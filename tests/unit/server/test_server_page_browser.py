@@ -23,6 +23,7 @@ from playwright.async_api import Browser, Locator, Page, Request, async_playwrig
 # The first use may install the browser.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
+expect.set_options(timeout=30_000)  # the machine may be busy
 PHONE = {"width": 360, "height": 640}
 SETTINGS = {
     "Temperature": ("temperature", 0.25),
@@ -108,7 +109,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def shown(browser: Browser, live: Live, **options: Any) -> AsyncIterator[Shown]:
     """The page of a server. Nothing it does may go to another origin or fail unseen."""
     context = await browser.new_context(**options)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(30_000)
     view = Shown(await context.new_page(), live)
     try:
         await view.page.goto(live.url)

@@ -2,7 +2,7 @@
 import { request } from "./api.js";
 import { byId } from "./dom.js";
 
-const BUSY_MS = 500;
+const BUSY_MS = 1000;
 const IDLE_MS = 2000;
 const LOST_MS = 5000;
 
