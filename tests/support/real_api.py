@@ -5,6 +5,7 @@ The programs are those of the cluster harness (built once from the Go module pro
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import ssl
@@ -25,6 +26,15 @@ from cluster.tools import KUBERNETES, ensure
 from cluster.wait import until
 
 TOKEN = "test-admin"
+OPERATOR = "quire-operator"
+"""A user without rights; what it does is in the audit log. Its token is its name."""
+
+AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived", "ResponseStarted"],
+    "rules": [{"level": "Metadata", "users": [OPERATOR]}, {"level": "None"}],
+}
 Body = dict[str, Any]
 
 
@@ -34,6 +44,7 @@ class RealApi:
     def __init__(self, url: str, folder: Path, kubectl: Path) -> None:
         self.url = url
         self._kubectl = kubectl
+        self._audit = folder / "audit.log"
         self._authority = folder / "certs" / "apiserver.crt"
         self.client = httpx.Client(
             base_url=url,
@@ -43,19 +54,26 @@ class RealApi:
             timeout=30,
         )
 
+    def kubeconfig(self, token: str = TOKEN) -> Body:
+        """As JSON it is a file that every client reads."""
+        cluster = {"server": self.url, "certificate-authority": str(self._authority)}
+        return {
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+
     def lightkube(self) -> AsyncClient:
         """A client as the operator has one."""
-        config = KubeConfig.from_dict(
-            {
-                "clusters": [
-                    {"name": "c", "cluster": {"server": self.url, "certificate-authority": str(self._authority)}}
-                ],
-                "users": [{"name": "u", "user": {"token": TOKEN}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "x",
-            }
+        return AsyncClient(
+            config=KubeConfig.from_dict(self.kubeconfig()), field_manager="quire-operator", trust_env=False
         )
-        return AsyncClient(config=config, field_manager="quire-operator", trust_env=False)
+
+    def audited(self, namespace: str) -> list[Body]:
+        """What the operator's user asked for in a namespace."""
+        events = [json.loads(line) for line in self._audit.read_text().splitlines()]
+        return [each for each in events if each.get("objectRef", {}).get("namespace") == namespace]
 
     def get(self, path: str) -> Body | None:
         """None where there is no such object."""
@@ -116,7 +134,8 @@ def real_api(folder: Path) -> Iterator[RealApi]:
     tools = ensure(Progress(), (KUBERNETES,))
     client, peer, secure = (_free_port() for _ in range(3))
     _accounts_key(folder)
-    (folder / "tokens.csv").write_text(f"{TOKEN},admin,1,system:masters\n")
+    (folder / "tokens.csv").write_text(f"{TOKEN},admin,1,system:masters\n{OPERATOR},{OPERATOR},2\n")
+    (folder / "audit.yaml").write_text(json.dumps(AUDIT))
     with ExitStack() as stack:
         start = [
             etcd,
@@ -145,6 +164,9 @@ def real_api(folder: Path) -> Iterator[RealApi]:
             "--authorization-mode=RBAC",
             "--disable-admission-plugins=ServiceAccount",
             "--feature-gates=ImageVolume=true",
+            f"--audit-policy-file={folder / 'audit.yaml'}",
+            f"--audit-log-path={folder / 'audit.log'}",
+            "--audit-log-mode=blocking-strict",
         ]
         log = folder / "apiserver.log"
         process = stack.enter_context(_running(server, log))

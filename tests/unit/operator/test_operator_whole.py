@@ -1,0 +1,68 @@
+"""The operator as a process: every kind is acted on, by watches and by lists, and a cluster at rest gets no write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operator_process import GROUP, OperatorProcess, operator_process
+from real_api import RealApi
+
+pytestmark = pytest.mark.timeout(3600)  # the programs are built where they are not there yet
+
+LOCAL = {"source": "file:///models/smollm2.gguf"}
+
+
+@pytest.fixture
+def bench(api: RealApi, tmp_path: Path) -> Iterator[OperatorProcess]:
+    with operator_process(api, tmp_path) as made:
+        yield made
+
+
+def test_every_kind_is_acted_on_and_a_cluster_at_rest_gets_no_write(bench: OperatorProcess) -> None:
+    bench.create("LLMDeployment", "llmdeployments", "smol", {"model": LOCAL})
+    bench.create("ModelCache", "modelcaches", "llama", {"model": {"source": "hf://org/name"}, "size": "1Gi"})
+    bench.create("LLMAdapter", "llmadapters", "support", {"deployment": "smol", "source": "hf://org/lora"})
+
+    def told(plural: str, name: str, field: str) -> Any:
+        return (bench.api.get(bench.path(GROUP, plural, name)) or {}).get("status", {}).get(field)
+
+    bench.until("the workload", lambda: bench.items("/apis/apps/v1", "deployments"))
+    bench.until("the Job", lambda: told("modelcaches", "llama", "phase") == "Filling")
+    bench.until("the adapter's status", lambda: told("llmadapters", "support", "summary") == "0/0")
+    assert {item["metadata"]["name"] for item in bench.items("/api/v1", "serviceaccounts")} >= {"smol"}
+
+    before: dict[str, str] = {}
+
+    def rests() -> bool:
+        same = before == (now := bench.versions())
+        before.clear()
+        before.update(now)
+        return same
+
+    bench.until("rest", rests)
+    looks = bench.looks()
+    bench.until("two more looks at all three", lambda: bench.looks() >= looks + 6)
+    assert bench.versions() == before
+
+    bench.api.patch(bench.path(GROUP, "llmdeployments", "smol"), {"spec": {"replicas": 3}})
+    bench.until(
+        "three replicas",
+        lambda: [item["spec"]["replicas"] for item in bench.items("/apis/apps/v1", "deployments")] == [3],
+    )
+
+
+def test_an_adapter_is_seen_by_its_own_watch(bench: OperatorProcess) -> None:
+    """The second LLMAdapter comes when the operator is at rest; what is told about it cannot come from the start's list."""
+    for name in ("first", "second"):
+        bench.create("LLMAdapter", "llmadapters", name, {"deployment": "none", "source": "hf://org/lora"})
+
+        def told(name: str = name) -> bool:
+            found = bench.api.get(bench.path(GROUP, "llmadapters", name)) or {}
+            return bool(found.get("status", {}).get("conditions"))
+
+        bench.until(f"the status of {name}", told)
+    assert "Traceback" not in bench.log.read_text()
