@@ -81,7 +81,7 @@ def test_canary_gives_the_candidate_its_share_and_ends_by_promote(stack: Cluster
         llmd.wait_ready(stack, namespace, name)
     assert load.completed > 0 and load.errors == []
     after = llmd.get(stack, namespace, name)
-    assert after["status"]["currentRevision"] == new and rollouts.shares(after["status"]) == {new: 100}
+    assert after["status"]["currentRevision"] == new and rollouts.shares(after["status"])[new] == 100
     assert "quire.dev/rollout" not in after["metadata"].get("annotations", {})
     remove(stack, namespace, name)
 

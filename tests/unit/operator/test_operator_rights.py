@@ -65,6 +65,12 @@ def live_through(bench: OperatorProcess) -> None:
         lambda: not first & {item["metadata"]["name"] for item in bench.items(*deployments)},
     )
 
+    def commands() -> Any:
+        return (bench.api.get(own) or {})["metadata"].get("annotations", {}).get("quire.dev/rollout")
+
+    bench.api.patch(own, {"metadata": {"annotations": {"quire.dev/rollout": "retry"}}})
+    bench.until("the command is carried out and removed", lambda: commands() is None)
+
     uid = (bench.api.get(job) or {})["metadata"]["uid"]
     bench.api.patch(bench.path(GROUP, "modelcaches", "llama"), {"spec": {"model": {"tokenSecretRef": {"name": "hf"}}}})
     bench.until("another Job", lambda: (bench.api.get(job) or {}).get("metadata", {}).get("uid", uid) != uid)
