@@ -109,7 +109,8 @@ def _env(origin: Origin, download: Download, defaults: PodDefaults) -> list[dict
     if no_proxy := download.no_proxy or defaults.no_proxy:
         env.append({"name": "NO_PROXY", "value": no_proxy})
     if origin.token_secret_ref is not None:
-        env.append(_secret("HF_TOKEN", origin.token_secret_ref.name, origin.token_secret_ref.key))
+        variable = "HF_TOKEN" if origin.scheme == "hf" else "QUIRE_FETCH_TOKEN"
+        env.append(_secret(variable, origin.token_secret_ref.name, origin.token_secret_ref.key))
     if origin.s3 is not None and origin.s3.credentials_secret_ref is not None:
         name = origin.s3.credentials_secret_ref.name
         env += [_secret(key, name, key, optional=key == "AWS_SESSION_TOKEN") for key in _AWS]

@@ -45,8 +45,8 @@ def fetch(
 ) -> None:
     """Bring a model's files into a folder, whole and checked.
 
-    Resumes what was interrupted; does nothing where all is there. Tokens and keys come from HF_TOKEN and AWS_*,
-    proxies from HTTPS_PROXY and NO_PROXY.
+    Resumes what was interrupted; does nothing where all is there. Tokens and keys come from HF_TOKEN (hubs),
+    QUIRE_FETCH_TOKEN (addresses) and AWS_* (buckets), proxies from HTTPS_PROXY and NO_PROXY.
     """
     from quire.fetch.fetch import Fetch
     from quire.fetch.fetch import fetch as run

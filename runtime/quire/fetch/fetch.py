@@ -21,7 +21,7 @@ from quire.fetch.retry import Patience, TransientError, checked
 from quire.fetch.s3 import Bucket, Credentials
 from quire.fetch.store import Store, read_mark
 from quire.fetch.transfer import Transfer
-from quire.fetch.web import Web
+from quire.fetch.web import TOKEN, Web
 
 TIMEOUT = httpx.Timeout(30.0, connect=10.0, pool=None)
 """Seconds between two bytes, not for the whole: a slow download is no broken one."""
@@ -55,7 +55,7 @@ def fetch(
 ) -> Path:
     """The folder with the whole model; returns at once where it is there already.
 
-    environ: HF_TOKEN, AWS_*; proxies are httpx's own business. Raises ConfigError for what was asked for, ModelError for the rest.
+    environ: HF_TOKEN for hubs, QUIRE_FETCH_TOKEN for addresses, AWS_* for buckets; proxies are httpx's own business. Raises ConfigError for what was asked for, ModelError for the rest.
     """
     source = source_of(wanted, environ)
     identity = {"source": wanted.source, "revision": wanted.revision if wanted.source.startswith("hf://") else None}
@@ -82,15 +82,15 @@ def fetch(
 def source_of(wanted: Fetch, environ: Mapping[str, str]) -> Source:
     """Raises ConfigError for a source that is not written as one of those known."""
     scheme, _, rest = wanted.source.partition("://")
-    token = environ.get("HF_TOKEN") or None
     if scheme == "hf" and len(rest.split("/")) >= 2:
+        token = environ.get("HF_TOKEN") or None
         return Hub(rest, revision=wanted.revision, endpoint=wanted.endpoint, token=token, code=wanted.code)
     if scheme == "s3" and rest:
         key_id, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
         known = Credentials(key_id, secret, environ.get("AWS_SESSION_TOKEN")) if key_id and secret else None
         return Bucket(rest, region=wanted.region, endpoint=wanted.endpoint, credentials=known)
     if scheme in ("https", "http") and rest:
-        return Web(wanted.source, sha256=wanted.sha256, token=token)
+        return Web(wanted.source, sha256=wanted.sha256, token=environ.get(TOKEN) or None)
     raise ConfigError(
         f"SOURCE must be hf://ORG/NAME, s3://BUCKET/PATH or https://HOST/PATH.gguf, got {wanted.source!r}"
     )

@@ -10,6 +10,9 @@ from quire.errors import ConfigError
 from quire.fetch.hub import Bearer
 from quire.fetch.remote import Digest, Get, RemoteFile
 
+TOKEN = "QUIRE_FETCH_TOKEN"
+"""The variable with the token for an address. It is not HF_TOKEN: who has that one set gives it to no other host."""
+
 
 class Web:
     """A .gguf file, whose SHA-256 is checked where it is given."""
@@ -28,4 +31,8 @@ class Web:
         return (self._file,)
 
     def refusal(self, status: int) -> str:
-        return "a token may be needed" if status in (401, 403) else "check the address"
+        return (
+            f"a token may be needed ({TOKEN}, spec.model.tokenSecretRef)"
+            if status in (401, 403)
+            else "check the address"
+        )

@@ -19,6 +19,7 @@ from quire.fetch import store as store_module
 from quire.fetch.fetch import Fetch, fetch, wait_until_complete
 from quire.fetch.store import MARK
 from quire.fetch.transfer import PARTS
+from quire.fetch.web import TOKEN
 from quire.models.source import resolve
 
 MIB = 1 << 20
@@ -239,6 +240,15 @@ def test_the_token_goes_to_the_hub_and_not_where_it_redirects(hub: FaultyServer,
         assert "authorization" not in redirected.headers
     assert run.files["model.safetensors"] == WEIGHTS
     assert not any("secret" in line for line in run.lines)
+
+
+def test_an_address_gets_its_own_token_and_never_the_hubs(hub: FaultyServer, run: Run) -> None:
+    hub.files["m.gguf"] = WEIGHTS
+    run(hub, f"{hub.url}/m.gguf", environ={"HF_TOKEN": "secret"})
+    assert all("authorization" not in each.headers for each in hub.requests)
+    hub.requests.clear()
+    Run(run.folder.with_name("other"))(hub, f"{hub.url}/m.gguf", environ={"HF_TOKEN": "secret", TOKEN: "mine"})
+    assert [each.headers["authorization"] for each in hub.requests] == ["Bearer mine"]
 
 
 def test_too_little_room_is_told_before_anything_is_downloaded(

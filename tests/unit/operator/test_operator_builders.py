@@ -100,6 +100,8 @@ def test_the_token_is_referred_to_and_the_engine_does_not_see_it() -> None:
     assert not any("valueFrom" in each for each in engine({"model": GATED})["env"])
     asking = engine({"model": GATED, "engine": {"tokenizer": "org/tokenizer"}})["env"]
     assert TOKEN in asking and {"name": "HF_ENDPOINT", "value": "https://hub.example"} in asking
+    elsewhere = first({"model": {"source": "https://files.example/m.gguf", "tokenSecretRef": GATED["tokenSecretRef"]}})
+    assert {**TOKEN, "name": "QUIRE_FETCH_TOKEN"} in elsewhere["env"] and TOKEN not in elsewhere["env"]
 
 
 def test_what_is_fetched_is_what_is_served() -> None:
