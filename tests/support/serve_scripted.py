@@ -12,7 +12,7 @@ import sys
 
 from live_server import ids_of
 from quire.config import ServeConfig
-from quire.entrypoints import cli
+from quire.entrypoints import commands
 from quire.errors import ModelError
 from quire.logs import set_up_logging
 from quire.request import AddRequest
@@ -51,5 +51,5 @@ def run(_: object, **__: object) -> None:
 
 
 if __name__ == "__main__":
-    cli.app = run  # type: ignore[assignment]  # errors leave as they do from the command line
-    cli.main(["serve"])
+    commands.app = run  # type: ignore[assignment]  # errors leave as they do from the command line
+    commands.run(["serve"])

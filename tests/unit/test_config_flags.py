@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from quire.config import EngineConfig, ServeConfig
-from quire.entrypoints import cli
+from quire.engine.spawn import Spawned, spawn
+from quire.entrypoints import cli, commands
 from quire.entrypoints.flags import normalise
 from quire.errors import ModelError
 
@@ -18,7 +19,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 def main(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
+        commands.run(arguments)
     assert isinstance(ended.value.code, int)
     return ended.value.code
 
@@ -30,7 +31,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
 
     configs: list[ServeConfig] = []
 
-    def run(config: ServeConfig) -> int:
+    def run(config: ServeConfig, spawned: object) -> int:
+        assert spawned is None
         configs.append(config)
         return 0
 
@@ -102,7 +104,7 @@ def test_a_message_of_several_lines_becomes_one(
 ) -> None:
     from quire.entrypoints import serve
 
-    def run(config: ServeConfig) -> int:
+    def run(config: ServeConfig, spawned: object) -> int:
         raise ModelError("weights do\n  not fit")
 
     monkeypatch.setattr(serve, "run", run)
@@ -136,16 +138,45 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stderr.strip() == ""
 
 
-def test_the_engine_is_spawned_before_anything_of_the_server_is_imported() -> None:
+def test_the_engine_is_spawned_before_anything_heavy_is_imported() -> None:
     code = (
-        "import sys, quire.entrypoints.cli, quire.entrypoints.serve\n"
-        "sys.exit(' '.join({'asyncio', 'fastapi', 'msgspec', 'numpy', 'uvicorn', 'zmq'} & set(sys.modules)))"
+        "import sys\nfrom quire.entrypoints import cli\n"
+        "def spawn(): sys.exit(' '.join(heavy & set(sys.modules)))\n"
+        "heavy = {'asyncio', 'fastapi', 'msgspec', 'numpy', 'pydantic', 'rich', 'typer', 'uvicorn', 'zmq'}\n"
+        "cli.spawn = spawn\n"
+        "cli.main(['serve', 'm'])"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environ, timeout=60
     )
     assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--help"], ["serve", "m", "-h"], ["version"], []])
+def test_nothing_is_spawned_for_what_needs_no_engine(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.setattr(cli, "spawn", lambda: pytest.fail("an engine's process was spawned"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 0
+
+
+def test_a_bad_command_line_ends_the_engine_that_was_spawned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spawned: list[Spawned] = []
+
+    def spawning() -> Spawned:
+        spawned.append(spawn())
+        return spawned[0]
+
+    monkeypatch.setattr(cli, "spawn", spawning)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "m", "--port=x"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("quire: error: --port must be")
+    assert spawned[0].process.returncode is not None
+    assert not spawned[0].folder.exists()
 
 
 def test_the_server_process_never_loads_torch() -> None:

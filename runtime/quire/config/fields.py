@@ -41,7 +41,8 @@ Size = Annotated[str, AfterValidator(_checked_size)]
 class EngineConfig(BaseModel):
     """What the engine needs to load a model and run steps."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    # A process builds the validators of the configuration that it reads, not of both.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
     model: str = Field(
         DEFAULT_MODEL,

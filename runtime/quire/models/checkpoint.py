@@ -236,9 +236,11 @@ def _scales(raw: Tensor, kind: GgmlType) -> Tensor:
     if kind in plain:
         return raw.view(plain[kind])
     _, size = ops.GGML_BLOCKS[kind]
+    halves = raw.view(torch.float16).view(-1, size // 2)
     with_minimum = kind in (GgmlType.Q4_1, GgmlType.Q5_1, GgmlType.Q4_K, GgmlType.Q5_K)
-    at = slice(208, 210) if kind == GgmlType.Q6_K else slice(0, 4 if with_minimum else 2)
-    return raw.view(-1, size)[:, at].contiguous().view(torch.float16) * _LARGEST_FACTOR.get(kind, 1)
+    scales = (halves[:, 104:105] if kind == GgmlType.Q6_K else halves[:, : 2 if with_minimum else 1]).contiguous()
+    factor = _LARGEST_FACTOR.get(kind)
+    return scales if factor is None else scales * factor
 
 
 def held_in(file: GGUFFile) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from quire.errors import ModelError
-from quire.models.lean_torch import register_meta
+from quire.models.lean_torch import import_rest
 from quire.models.transformers_attention import AttentionLayer, Recorder, attending, attention
 from quire.models.transformers_executor import Halves
 
@@ -60,6 +60,7 @@ class Examined:
 
 def load_library(folder: Path, architecture: str) -> Any:
     """transformers, with our attention registered; raises ModelError that names the extra where it is not installed."""
+    import_rest()  # of torch: it uses all of it, and models are examined on the meta device
     try:
         transformers: Any = importlib.import_module("transformers")
         importlib.import_module("transformers.models.auto.modeling_auto")
@@ -95,7 +96,6 @@ def read_settings(subject: Subject) -> Any:
 def examine(subject: Subject, settings: Any) -> Examined:
     """Build the model without content, call it with three tokens as `TransformersExecutor` will, and look."""
     text = settings.get_text_config()
-    register_meta()
     try:
         with torch.device("meta"), torch.inference_mode():
             model = _build(subject, settings)

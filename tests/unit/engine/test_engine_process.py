@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import itertools
 import os
@@ -375,13 +376,19 @@ async def test_structured_outputs_come_from_processes_that_end_with_the_engine(t
     os.close(lifeline)
 
 
-def test_the_engine_imports_torch_without_its_compilers_and_they_come_when_wanted() -> None:
+def test_the_engine_imports_torch_without_what_it_does_not_use_and_that_comes_when_wanted() -> None:
     code = (
         "import sys, quire.engine.process, torch\n"
-        "assert not {'torch._meta_registrations', 'torch._refs', 'torch._decomp', 'torch._prims'} & set(sys.modules)\n"
-        "assert not hasattr(torch, '_meta_registrations')\n"
-        "from quire.models.lean_torch import import_torch, register_meta\n"
-        "import_torch(); register_meta()\n"
+        "absent = {'torch._refs', 'torch._decomp', 'torch._prims', 'torch.export', 'torch.distributions', 'torch._tensor_docs'}\n"
+        "from quire.models.lean_torch import LATER, Absent, import_rest, import_torch\n"
+        "assert not (absent | set(LATER)) & set(sys.modules)\n"
+        "assert not hasattr(torch, '_meta_registrations') and not hasattr(torch.nn, 'quantized')\n"
+        "try: torch.vmap(print)\n"
+        "except NotImplementedError as exc: assert 'import_rest' in str(exc)\n"
+        "import_torch(); import_rest()\n"
+        "assert not [name for name, module in sys.modules.items() if name not in ('quire.models.lean_torch', '__main__', '__mp_main__')\n"
+        "            and any(value is Absent for value in vars(module).values())]\n"
+        "assert torch.vmap(torch.neg)(torch.ones(2)).tolist() == [-1, -1]\n"
         "with torch.device('meta'):\n"
         "    halves = torch.nn.LayerNorm(8)(torch.ones(3, 8)).chunk(2, dim=-1)\n"
         "assert [tuple(half.shape) for half in halves] == [(3, 4), (3, 4)]\n"
@@ -389,7 +396,12 @@ def test_the_engine_imports_torch_without_its_compilers_and_they_come_when_wante
         "from torch._subclasses.fake_tensor import FakeTensorMode\n"
         "with FakeTensorMode():\n"
         "    assert torch.linalg.svdvals(torch.ones(5, 3)).shape == (3,)\n"
+        "print(sorted(name for name in vars(torch) if not name.startswith('__')))\n"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environ)
-    assert (done.returncode, done.stderr) == (0, "")
+    told = []
+    for lines in (code, "import torch\nprint(sorted(name for name in vars(torch) if not name.startswith('__')))"):
+        done = subprocess.run([sys.executable, "-c", lines], check=False, capture_output=True, text=True, env=environ)
+        assert (done.returncode, done.stderr) == (0, "")
+        told.append(set(ast.literal_eval(done.stdout)))
+    assert not told[1] - told[0]

@@ -17,6 +17,7 @@ from torch import Tensor
 from quire.engine.results import Fault
 from quire.engine.sampling.pipeline import Row
 from quire.errors import ConfigError
+from quire.models.lean_torch import import_rest
 from quire.request import SamplingParams
 
 GROUP = "quire.logits_processors"
@@ -75,6 +76,8 @@ class Custom:
 def load_processors(names: Sequence[str]) -> list[Custom]:
     """The processors of these names, in this order; raises ConfigError for one that is not there or cannot be loaded."""
     found: list[Custom] = []
+    if names:
+        import_rest()  # somebody else's code expects all of torch
     for name in names:
         points = list(entry_points(group=GROUP, name=name))
         if not points:
