@@ -1,9 +1,10 @@
-// One block of 32 weights as quants: cut out of a GGUF block, or found for floats. Runs once per weight, at load; compiled
-// for the baseline only.
+// One block of 32 weights as quants: cut out of a GGUF block, or found for floats. Runs once per weight, at load, where a start
+// waits for it; compiled for the baseline only.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #define QUIRE_ISA packing
 #include "packed/layout.h"
@@ -11,10 +12,11 @@
 
 namespace quire::packing {
 
+// As a packed weight holds it (layout.h): quants in the order of inputs; of q4 the first 16 bytes, each a pair.
 struct QuantBlock {
   uint8_t quant[kQuantBlock];
-  float scale[2];  // the second where scales are per 16
-  float minimum;
+  f16 scale[2];  // the second where scales are per 16
+  f16 minimum;
 };
 
 // How a type of GGUF is packed, and how its blocks are cut: split(block, i) is the i-th 32 weights of a block.
@@ -25,18 +27,31 @@ struct GgufType {
   void (*split)(const uint8_t* block, int i, QuantBlock& to);
 };
 
-inline float rounded_half(float x) {
+inline f16 half_of(float x) {
   f16 half;
   narrow(x, &half);
-  return widen(half);
+  return half;
 }
 
-// 16 bytes: the low halves are the first 16 weights.
+inline float rounded_half(float x) { return widen(half_of(x)); }
+
+QUIRE_INLINE f16 stored_half(const uint8_t* from) {
+  f16 half;
+  std::memcpy(&half, from, sizeof half);
+  return half;
+}
+
+// The low halves of 16 bytes are the first 16 quants.
 QUIRE_INLINE void split_pairs(const uint8_t* from, uint8_t* quant) {
   for (int i = 0; i < 16; ++i) {
     quant[i] = from[i] & 15;
     quant[i + 16] = from[i] >> 4;
   }
+}
+
+// The same the other way round.
+QUIRE_INLINE void join_pairs(const uint8_t* quant, uint8_t* to) {
+  for (int i = 0; i < 16; ++i) to[i] = uint8_t(quant[i] | quant[i + 16] << 4);
 }
 
 QUIRE_INLINE void add_fifth_bits(const uint8_t* from, uint8_t* quant) {
@@ -45,28 +60,29 @@ QUIRE_INLINE void add_fifth_bits(const uint8_t* from, uint8_t* quant) {
   for (int i = 0; i < 32; ++i) quant[i] = uint8_t(quant[i] | high[i]);
 }
 
+// GGUF's pairs are those of layout.h.
 inline void split_q4_0(const uint8_t* b, int, QuantBlock& to) {
-  to.scale[0] = half_at(b);
-  split_pairs(b + 2, to.quant);
+  to.scale[0] = stored_half(b);
+  std::memcpy(to.quant, b + 2, 16);
 }
 inline void split_q4_1(const uint8_t* b, int, QuantBlock& to) {
-  to.scale[0] = half_at(b);
-  to.minimum = half_at(b + 2);
-  split_pairs(b + 4, to.quant);
+  to.scale[0] = stored_half(b);
+  to.minimum = stored_half(b + 2);
+  std::memcpy(to.quant, b + 4, 16);
 }
 inline void split_q5_0(const uint8_t* b, int, QuantBlock& to) {
-  to.scale[0] = half_at(b);
+  to.scale[0] = stored_half(b);
   split_pairs(b + 6, to.quant);
   add_fifth_bits(b + 2, to.quant);
 }
 inline void split_q5_1(const uint8_t* b, int, QuantBlock& to) {
-  to.scale[0] = half_at(b);
-  to.minimum = half_at(b + 2);
+  to.scale[0] = stored_half(b);
+  to.minimum = stored_half(b + 2);
   split_pairs(b + 8, to.quant);
   add_fifth_bits(b + 4, to.quant);
 }
 inline void split_q8_0(const uint8_t* b, int, QuantBlock& to) {
-  to.scale[0] = half_at(b);
+  to.scale[0] = stored_half(b);
   for (int i = 0; i < 32; ++i) to.quant[i] = b[2 + i] ^ 128;  // int8 + 128
 }
 
@@ -74,18 +90,21 @@ inline void split_q8_0(const uint8_t* b, int, QuantBlock& to) {
 QUIRE_INLINE void split_k(const uint8_t* b, const uint8_t* low, int i, QuantBlock& to) {
   float scale[8], minimum[8];
   k_scales(b + 4, half_at(b), half_at(b + 2), scale, minimum);
-  to.scale[0] = scale[i];
-  to.minimum = -minimum[i];
+  to.scale[0] = half_of(scale[i]);
+  to.minimum = half_of(-minimum[i]);
   for (int j = 0; j < 32; ++j) to.quant[j] = low[32 * (i / 2) + j] >> (i % 2 * 4) & 15;
 }
-inline void split_q4_k(const uint8_t* b, int i, QuantBlock& to) { split_k(b, b + 16, i, to); }
+inline void split_q4_k(const uint8_t* b, int i, QuantBlock& to) {
+  split_k(b, b + 16, i, to);
+  join_pairs(to.quant, to.quant);
+}
 inline void split_q5_k(const uint8_t* b, int i, QuantBlock& to) {
   split_k(b, b + 48, i, to);
   for (int j = 0; j < 32; ++j) to.quant[j] = uint8_t(to.quant[j] | (b[16 + j] >> i & 1) << 4);
 }
 inline void split_q6_k(const uint8_t* b, int i, QuantBlock& to) {
   const float d = half_at(b + 208);
-  for (int half = 0; half < 2; ++half) to.scale[half] = d * float(int(int8_t(b[192 + 2 * i + half])));
+  for (int half = 0; half < 2; ++half) to.scale[half] = half_of(d * float(int(int8_t(b[192 + 2 * i + half]))));
   const uint8_t* low = b + 64 * (i / 4) + 32 * (i % 2);
   const uint8_t* high = b + 128 + 32 * (i / 4);
   const int low_shift = i % 4 / 2 * 4, high_shift = i % 4 * 2;
@@ -127,8 +146,8 @@ inline int nearest(float x, int most) { return x <= 0 ? 0 : x >= float(most) ? m
 inline void quantize_q8(const float* x, QuantBlock& to) {
   float most = 0;
   for (int i = 0; i < kQuantBlock; ++i) most = std::max(most, std::fabs(x[i]));
-  to.scale[0] = rounded_half(most / 127.0f);
-  const float factor = to.scale[0] > 0 ? 1.0f / to.scale[0] : 0.0f;
+  to.scale[0] = half_of(most / 127.0f);
+  const float scale = widen(to.scale[0]), factor = scale > 0 ? 1.0f / scale : 0.0f;
   for (int i = 0; i < kQuantBlock; ++i) to.quant[i] = uint8_t(1 + nearest(x[i] * factor + 127.0f, 254));
 }
 
@@ -146,7 +165,7 @@ inline void quantize_q4(const float* x, const float* importance, QuantBlock& to)
     products = products + weights[i] * values[i];
   }
   const double h = sum(all), hx = sum(products);
-  float best = -1;
+  float best = -1, best_scale = 0, best_minimum = 0;
   const auto round = [&](float scale, float minimum) {
     const F factor = splat(scale > 0 ? 1.0f / scale : 0.0f), offset = splat(minimum - low), magic = splat(12582912.0f);
     for (int i = 0; i < n; ++i)  // adding 1.5 * 2^23 rounds to an integer
@@ -164,8 +183,8 @@ inline void quantize_q4(const float* x, const float* importance, QuantBlock& to)
     const float error = sum(errors);
     if (best >= 0 && !(error < best)) return;  // nor where a fit has left float16
     best = error;
-    to.scale[0] = scale;
-    to.minimum = minimum;
+    best_scale = scale;
+    best_minimum = minimum;
   };
   for (const float steps : {15.0f, 12.5f, 13.5f, 14.0f, 14.5f, 15.5f, 16.5f, 17.5f}) {
     attempt((high - low) / steps, low + (high - low) * 0.5f * (1.0f - 15.0f / steps));
@@ -181,8 +200,12 @@ inline void quantize_q4(const float* x, const float* importance, QuantBlock& to)
     const double scale = (h * hqx - hq * hx) / spread;
     attempt(float(scale), low + float((hx - scale * hq) / h));
   }
-  round(to.scale[0], to.minimum);
-  for (int i = 0; i < kQuantBlock; ++i) to.quant[i] = uint8_t(quants[i / W][i % W]);
+  round(best_scale, best_minimum);
+  to.scale[0] = half_of(best_scale);
+  to.minimum = half_of(best_minimum);
+  uint8_t found[kQuantBlock];
+  for (int i = 0; i < kQuantBlock; ++i) found[i] = uint8_t(quants[i / W][i % W]);
+  join_pairs(found, to.quant);
 }
 
 }  // namespace quire::packing

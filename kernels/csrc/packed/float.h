@@ -30,18 +30,19 @@ QUIRE_INLINE F multiply_add(F input, F weight, F sum, const bf16_pair*) {
 #endif
 
 // Step through the inputs [first, last): step(weights of one input, its number), weights being P * V vectors.
-template <int P, class T, class Step>
+template <int R, int P, class T, class Step>
 QUIRE_INLINE void for_inputs(const T* panel, int64_t panel_size, int64_t first, int64_t last, Step step) {
   for (int64_t k = first; k < last; ++k) {
     F w[P][V];
     for (int p = 0; p < P; ++p)
       for (int v = 0; v < V; ++v) w[p][v] = load(panel + p * panel_size + k * kPanelRows + v * W);
+    for (int p = 0; p < P; ++p) ask_ahead<R>(panel + p * panel_size + k * kPanelRows, kPanelRows * sizeof(T));
     step(w, k);
   }
 }
 
 // Pairs of bf16 in one lane: the first is the lower half.
-template <int P, class Step>
+template <int R, int P, class Step>
 QUIRE_INLINE void for_inputs(const bf16* panel, int64_t panel_size, int64_t first, int64_t last, Step step) {
   int64_t k = first;
   U pairs[P][V];
@@ -55,6 +56,7 @@ QUIRE_INLINE void for_inputs(const bf16* panel, int64_t panel_size, int64_t firs
   };
   for (; k + 2 <= last; k += 2) {
     load_pairs();
+    for (int p = 0; p < P; ++p) ask_ahead<R>(panel + p * panel_size + k * kPanelRows, 2 * kPanelRows * sizeof(bf16));
     step(w, k);
     for (int p = 0; p < P; ++p)
       for (int v = 0; v < V; ++v) w[p][v] = bits_of<F>(pairs[p][v] & 0xffff0000u);
@@ -82,7 +84,7 @@ void float_tile(const T* panel, int64_t panel_size, const float* x, int64_t stri
         for (int v = 0; v < V; ++v) acc[r][p][v] = multiply_add(input, w[p][v], acc[r][p][v], panel);
     }
   };
-  for_inputs<P>(panel, panel_size, first, last, step);
+  for_inputs<R, P>(panel, panel_size, first, last, step);
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < P; ++p)
       for (int v = 0; v < V; ++v) store(acc[r][p][v], sums + (r * P + p) * kPanelRows + v * W);

@@ -16,19 +16,14 @@ namespace {
 using packing::QuantBlock;
 
 void place(const PackedMatrix& m, uint8_t* block, int64_t lane, const QuantBlock& from) {
-  auto* scales = reinterpret_cast<packing::f16*>(block);
-  packing::narrow(from.scale[0], scales + lane);
-  if (m.halves) packing::narrow(from.scale[1], scales + kPanelRows + lane);
+  auto* scales = reinterpret_cast<packing::f16*>(block) + lane;
+  scales[0] = from.scale[0];
+  if (m.halves) scales[kPanelRows] = from.scale[1];
   packing::f16* minima = scales + (1 + m.halves) * kPanelRows;
-  if (m.minima) packing::narrow(from.minimum, minima + lane);
-  uint8_t* quants = reinterpret_cast<uint8_t*>(minima + m.minima * kPanelRows) + lane * 4;
-  for (int i = 0; i < kQuantBlock; i += 4)
-    if (m.format == Format::q8) {
-      std::memcpy(quants + i * kPanelRows, from.quant + i, 4);
-    } else if (i < kQuantBlock / 2) {
-      for (int j = 0; j < 4; ++j)
-        quants[i * kPanelRows + j] = uint8_t(from.quant[i + j] | from.quant[i + j + kQuantBlock / 2] << 4);
-    }
+  if (m.minima) *minima = from.minimum;
+  auto* quants = reinterpret_cast<uint8_t*>(minima + m.minima * kPanelRows - lane) + lane * 4;
+  const int groups = m.format == Format::q8 ? 8 : 4;
+  for (int g = 0; g < groups; ++g) std::memcpy(quants + g * 4 * kPanelRows, from.quant + g * 4, 4);
 }
 
 // write(row of the part, lane, its panel) for all rows of a part; lanes without a row are zeros.
@@ -46,13 +41,16 @@ void for_rows(const PackedMatrix& m, Write write) {
 
 template <class Get>
 void place_floats(const PackedMatrix& m, int64_t lane, uint8_t* panel, Get get) {
-  for (int64_t k = 0; k < m.cols; ++k) {
-    const float x = get(k);
-    if (m.format == Format::f32) reinterpret_cast<float*>(panel)[k * kPanelRows + lane] = x;
-    if (m.format == Format::f16)
-      packing::narrow(x, reinterpret_cast<packing::f16*>(panel) + k * kPanelRows + lane);
-    if (m.format == Format::bf16)
-      packing::narrow(x, reinterpret_cast<packing::bf16*>(panel) + (k / 2 * kPanelRows + lane) * 2 + k % 2);
+  const auto each = [&](auto put) {
+    for (int64_t k = 0; k < m.cols; ++k) put(k, get(k));
+  };
+  auto* floats = reinterpret_cast<float*>(panel) + lane;
+  auto* halves = reinterpret_cast<packing::f16*>(panel) + lane;
+  auto* pairs = reinterpret_cast<packing::bf16*>(panel) + lane * 2;
+  switch (m.format) {
+    case Format::f32: return each([&](int64_t k, float x) { floats[k * kPanelRows] = x; });
+    case Format::f16: return each([&](int64_t k, float x) { packing::narrow(x, halves + k * kPanelRows); });
+    default: return each([&](int64_t k, float x) { packing::narrow(x, pairs + k / 2 * kPanelRows * 2 + k % 2); });
   }
 }
 

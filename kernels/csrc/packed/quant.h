@@ -25,6 +25,7 @@ void quant_tile(const uint8_t* panel, int64_t blocks, int zero, const uint8_t* r
     const auto* scales = reinterpret_cast<const f16*>(panel);
     const f16* minima = scales + Q::parts * kPanelRows;
     const auto* quants = reinterpret_cast<const uint8_t*>(minima + Q::minima * kPanelRows);
+    ask_ahead<R>(panel, (Q::parts + Q::minima) * 2 * kPanelRows + (Q::pairs ? 16 : 32) * kPanelRows);
     for (int part = 0; part < Q::parts; ++part) {
       const int8_t* x[R];
       for (int r = 0; r < R; ++r) x[r] = rows[r].quants + b * kQuantBlock + part * 16;
