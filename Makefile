@@ -30,7 +30,7 @@ serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=â
 	@$(PY) -m quire.entrypoints.cli serve $(MODEL) --host=127.0.0.1 $(ARGS)
 
 ## Work on it
-.PHONY: setup lint format check test test-unit fuzz test-asan test-avx512-emulated cross-kernels e2e bench bench-peers bench-check manifests
+.PHONY: setup lint format check test test-unit test-clients soak fuzz test-asan test-avx512-emulated cross-kernels e2e bench bench-peers bench-check manifests
 setup: $(STAMP) ## the virtual environment .venv with all three packages and the tools
 $(STAMP): $(INSTALL_INPUTS) | python
 	@echo "==> virtual environment and packages (about a minute; the PyPI build of torch takes 5 GB)"
@@ -46,10 +46,16 @@ lint: setup ## ruff, mypy --strict, import-linter, and nothing generated is stal
 	@echo "==> mypy --strict (a minute the first time)"; $(VENV)/bin/mypy
 	@echo "==> import-linter"; PYTHONPATH=operator:runtime:kernels $(VENV)/bin/lint-imports
 	@echo "==> generated files"; PYTHONPATH=operator $(PY) -m quire_operator.crd --check && $(E2E) dashboards --check
+	@PYTHONPATH=runtime $(PY) -m quire.server.reference --check docs/fields.md
 test-unit: setup model ## unit and contract tests
-	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile $(ARGS)
+	@$(PY) -m pytest tests --ignore=tests/clients --numprocesses=2 --dist=loadfile $(ARGS)
+test-clients: setup model ## LangChain, LlamaIndex, LiteLLM, lm-eval, openai for JavaScript, schemathesis against the real server
+	@echo "==> their environments, in the cache (minutes the first time)"; $(PY) tests/support/client_environments.py
+	@$(PY) -m pytest tests/clients $(ARGS)
+soak: setup model ## half an hour of mixed load on the real server; does anything grow? (ARGS="--minutes=30 --workers=48")
+	@PYTHONPATH=tests/support $(PY) -m soak $(ARGS)
 fuzz: setup model ## the property tests with new random examples (minutes); what they find becomes a test of its own
-	@HYPOTHESIS_PROFILE=search $(PY) -m pytest tests -m hypothesis --numprocesses=2 --dist=loadfile $(ARGS)
+	@HYPOTHESIS_PROFILE=search $(PY) -m pytest tests --ignore=tests/clients -m hypothesis --numprocesses=2 --dist=loadfile $(ARGS)
 test-asan: setup ## the kernels' tests and random calls under AddressSanitizer and UBSan (built apart; a quarter of an hour, the first time more)
 	@e2e/setup/test-kernels asan $(PY) $(ARGS)
 test-avx512-emulated: setup ## the kernels' tests on AVX-512, VNNI and BF16 without such a CPU (needs libsimde-dev)
@@ -59,9 +65,10 @@ cross-kernels: setup ## compile the kernels for aarch64 (needs g++-aarch64-linux
 e2e: setup model ## whole-system tests on a real cluster (brought up if there is none)
 	@$(E2E) stack test $(ARGS)
 check: lint test-unit ## what to run before a commit
-test: ## everything: lint, unit, contract and end-to-end tests
+test: ## everything: lint, unit, contract, client and end-to-end tests
 	@$(MAKE) lint
 	@$(MAKE) test-unit
+	@$(MAKE) test-clients
 	@$(MAKE) e2e
 bench: setup model ## micro benchmarks of the kernels on this machine
 	@$(PY) benchmarks/kernels.py
@@ -69,9 +76,10 @@ bench-peers: setup model ## Quire beside llama.cpp and vLLM on the same work, in
 	@PYTHONPATH=benchmarks $(PY) -m peers $(ARGS)
 bench-check: setup model ## did a change make it slower? ratios to yardsticks, measured in pairs
 	@$(PY) benchmarks/check.py $(ARGS)
-manifests: setup ## generate the CRD, its copy in the chart, both references and the dashboard
+manifests: setup ## generate the CRD, its copy in the chart, all references and the dashboard
 	@PYTHONPATH=operator $(PY) -m quire_operator.crd
 	@PYTHONPATH=runtime $(PY) -m quire.entrypoints.flags > docs/configuration.md
+	@PYTHONPATH=runtime $(PY) -m quire.server.reference > docs/fields.md
 	@$(E2E) dashboards
 
 .PHONY: model

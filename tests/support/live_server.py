@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,16 +17,25 @@ import uvicorn
 
 from quire.config import ServeConfig
 from quire.errors import EngineDeadError
-from quire.server.access import Finished
 from quire.server.app import create_app
-from quire.server.frontend import Frontend
-from quire.server.listener import uvicorn_config
-from quire.server.tls import tls_context
+from quire.server.edge.access import Finished
+from quire.server.edge.listener import uvicorn_config
+from quire.server.edge.tls import tls_context
+from quire.server.flight.frontend import Frontend
 from quire.text import load_tokenizer
 from scripted_engine import ScriptedEngine
 from tiny_text import TEMPLATE, build_tokenizer, write_tokenizer
 
 BACKEND = build_tokenizer()
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+"""What a model writes that calls a tool."""
+THINKING = (
+    "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content is defined %}({{ m.reasoning_content }}){% endif %}"
+    "{{ m.content }}\n{% endfor %}{% if enable_thinking is not defined or enable_thinking %}<think>\n{% else %}<think></think>{% endif %}"
+)
+"""A template of a model that thinks unless it is told not to."""
 
 
 def ids_of(text: str) -> list[int]:
@@ -47,6 +57,14 @@ class Live:
 
     async def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
         return await self.http.post("/v1/completions", json={"model": "tiny", "prompt": prompt, **fields})
+
+    def says(self, text: str) -> None:
+        """Every answer from now on."""
+        self.engine.reply = lambda _: ids_of(text)
+
+    def prompt(self) -> str:
+        """The last prompt that the engine got."""
+        return self.frontend.tokenizer.decode(self.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
 
     async def metric(self, line: str) -> float | None:
         """The value of a metric line, written as `name{labels}` without the model's label."""
@@ -115,6 +133,14 @@ class _Nothing:
 
 def _nothing() -> _Nothing:
     return _Nothing()
+
+
+def named_events(text: str) -> list[Any]:
+    """The payloads of a stream whose events are named by the type that they have."""
+    blocks = [block.splitlines() for block in text.strip().split("\n\n")]
+    events = [json.loads(lines[1].removeprefix("data: ")) for lines in blocks]
+    assert [lines[0] for lines in blocks] == [f"event: {event['type']}" for event in events]
+    return events
 
 
 def events_of(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from quire.entrypoints import commands
 from quire.errors import ModelError
 from quire.logs import set_up_logging
 from quire.request import AddRequest
-from quire.server.engine import Engine
+from quire.server.flight.engine import Engine
 from quire.server.run import serve
 from scripted_engine import ScriptedEngine
 

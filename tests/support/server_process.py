@@ -34,7 +34,7 @@ class Process:
     async def line(self, words: str) -> str:
         """The next line of standard output that contains `words`."""
         assert self.handle.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while line := (await self.handle.stdout.readline()).decode():
                 self.out.append(line)
                 if words in line:

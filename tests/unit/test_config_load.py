@@ -34,6 +34,23 @@ def test_an_empty_key_is_refused_and_the_others_are_not_shown(tmp_path: Path) ->
         load(ServeConfig, flags={}, environ={}, file=file)
 
 
+@pytest.mark.parametrize("written", ["''", "' , '", "[]", '""'])
+def test_keys_that_are_set_to_nothing_do_not_open_the_server(tmp_path: Path, written: str) -> None:
+    file = write(tmp_path, f"api_key: {written}\n")
+    with pytest.raises(
+        ConfigError, match=f"^api_key in {file} must be a list of non-empty texts, got .*; leave it out"
+    ):
+        load(ServeConfig, flags={}, environ={}, file=file)
+    if written != "[]":
+        text = written.strip("'\"") or ","
+        with pytest.raises(ConfigError, match=r"^QUIRE_API_KEY must be .* non-empty texts, got .*; leave it out"):
+            load(ServeConfig, flags={}, environ={"QUIRE_API_KEY": text})
+    assert load(ServeConfig, flags={}, environ={"QUIRE_API_KEY": ""}).api_key == ()
+    assert (
+        load(ServeConfig, flags={}, environ={}, file=write(tmp_path, "api_key:\nserved_model_name: ''\n")).api_key == ()
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "source"),
     [

@@ -296,6 +296,9 @@ class ServeConfig(EngineConfig):
         return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
 
 
+NEVER_EMPTY = frozenset({"api_key"})
+"""Fields that whoever sets must fill: an empty list of keys would open the server."""
+
 ALIASES: dict[str, str] = {"max_seq_len": "max_model_len"}
 """Other names users know; accepted wherever the field is."""
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from quire.config.describe import bound_of, flag_of, kind_of, variable_of
-from quire.config.fields import ALIASES, EngineConfig
+from quire.config.fields import ALIASES, NEVER_EMPTY, EngineConfig
 from quire.errors import ConfigError
 
 Config = TypeVar("Config", bound=EngineConfig)
@@ -36,6 +36,10 @@ def load(
             field = cls.model_fields[name]
             values[name] = _shaped(value, kind_of(cls, name), nullable=field.default is None)
             origins[name] = origin.format(name=name, variable=variable_of(name), flag=flag_of(name))
+            if name in NEVER_EMPTY and not values[name]:
+                raise ConfigError(
+                    f"{origins[name]} must be {bound_of(cls, name)}, got {value!r}; leave it out where none is wanted"
+                )
     try:
         return cls(**values)
     except ValidationError as exc:

@@ -12,7 +12,7 @@ from quire.logs import set_up_logging
 from quire.server.run import serve
 
 if TYPE_CHECKING:
-    from quire.server.engine import Engine
+    from quire.server.flight.engine import Engine
 
 _log = logging.getLogger(__name__)
 

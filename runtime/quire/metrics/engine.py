@@ -7,10 +7,12 @@ absent, never zero. One registry per server, so that several may live in one pro
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -22,7 +24,25 @@ from quire.metrics.vllm import Beside
 from quire.request import EngineReady, GrammarStats, StepStats
 from quire.structured import Reason
 
+_log = logging.getLogger(__name__)
+
 THROUGHPUT_WINDOW_S = 10.0
+
+Given = ParamSpec("Given")
+
+
+def _harmless(record: Callable[Given, None]) -> Callable[Given, None]:
+    """A recording that fails is logged, and reaches nobody."""
+
+    @functools.wraps(record)
+    def recorded(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        try:
+            record(*args, **kwargs)
+        except Exception:  # noqa: BLE001  (whatever a metrics library says of a number)
+            _log.exception("a metric could not be recorded")
+
+    return recorded
+
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -186,6 +206,7 @@ class EngineMetrics:
     def startup(self, stage: str, seconds: float) -> None:
         self._bound(self._startup, stage=stage).set(seconds)
 
+    @_harmless
     def step(self, stats: StepStats) -> None:
         """One report of the engine, with or without a step."""
         self._bound(self._queue).set(stats.num_waiting)
@@ -224,15 +245,19 @@ class EngineMetrics:
             for value in values:
                 self.observe(histogram, value)
 
+    @_harmless
     def finished(self, reason: str) -> None:
         self._bound(self._finished, finish_reason=reason).inc()
 
+    @_harmless
     def dropped(self, reason: str) -> None:
         self._bound(self._dropped, reason=reason).inc()
 
+    @_harmless
     def observe(self, histogram: Histogram, value: float) -> None:
         self._bound(histogram).observe(max(value, 0.0))
 
+    @_harmless
     def count(self, counter: Counter, amount: int) -> None:
         if amount > 0:
             self._bound(counter).inc(amount)

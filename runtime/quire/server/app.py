@@ -10,20 +10,23 @@ from starlette.middleware.cors import CORSMiddleware
 
 import quire
 from quire.config import parse_bytes
-from quire.server import ask, chat, completions, errors, generate, service
-from quire.server.access import Finished
+from quire.server import errors
+from quire.server.anthropic import routes as messages
 from quire.server.auth.guard import Guard
-from quire.server.edge import Edge
-from quire.server.frontend import Frontend
-from quire.server.messages import routes as messages
+from quire.server.bodies.reading import IGNORED_HEADER, document
+from quire.server.edge.access import Finished
+from quire.server.edge.layer import Edge
+from quire.server.flight.frontend import Frontend
+from quire.server.openai import chat, completions
+from quire.server.openai.responses import routes as responses
 from quire.server.page import routes as page
 from quire.server.pooling import routes as pooling
-from quire.server.responses import routes as responses
+from quire.server.service import generate, status, tokens
 
 EXPOSED_HEADERS = (
     "retry-after",
     "x-request-id",
-    ask.IGNORED_HEADER,
+    IGNORED_HEADER,
     *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
 )
 """What a page of another origin may read of an answer's headers."""
@@ -41,13 +44,9 @@ def create_app(
     The edge is middleware and not a wrapper: outside of it FastAPI would answer unknown exceptions first, in plain text.
     """
     app = FastAPI(title="Quire", version=quire.__version__, redirect_slashes=False)
-    app.include_router(completions.router(frontend))
-    app.include_router(chat.router(frontend))
-    app.include_router(responses.router(frontend))
-    app.include_router(messages.router(frontend))
-    app.include_router(generate.router(frontend))
-    app.include_router(pooling.router(frontend))
-    app.include_router(service.router(frontend))
+    for endpoint in (completions, chat, responses, messages, generate, pooling, tokens, status):
+        app.include_router(endpoint.router(frontend))
+    document(app)
     config = frontend.config
     shown = page.load() if config.web_page else {}
     app.include_router(page.router(shown))

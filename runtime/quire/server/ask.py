@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,13 +16,14 @@ from starlette.responses import Response
 
 from quire.outputs.reader import Reading
 from quire.request import SamplingParams, checked_priority, checked_salt
-from quire.server.answers import JSON, Shape, collect, stream
-from quire.server.frontend import Frontend
-from quire.server.jobs import Job
-from quire.server.protocol import Sampling
-from quire.server.streaming import Describe, EventStream, answer, openai_error
-
-IGNORED_HEADER = "x-quire-ignored-fields"
+from quire.server.answers.shapes import JSON, Shape, collect, stream
+from quire.server.answers.streaming import Describe, EventStream, answer, openai_error
+from quire.server.bodies.chat import Chat
+from quire.server.bodies.prompts import completion_prompts, conversation_prompt, fitted, tools_of
+from quire.server.bodies.sampling import Prompted, Sampling
+from quire.server.bodies.tools import constraint, reading_of
+from quire.server.flight.frontend import Frontend
+from quire.server.flight.jobs import Job
 
 OpenJob = Callable[[], AbstractAsyncContextManager[Job]]
 Whole = Callable[[Job], Awaitable[JSON]]
@@ -50,18 +50,33 @@ class Ask:
         )
 
 
+async def completion_ask(frontend: Frontend, body: Prompted) -> tuple[Ask, list[list[int]]]:
+    """What the engine is asked for raw prompts, and the prompts as they came; raises RequestError."""
+    prompts = await completion_prompts(frontend, body)
+    return Ask(*fitted(frontend, prompts, body)), prompts
+
+
+async def conversation_ask(frontend: Frontend, body: Chat) -> Ask:
+    """What the engine is asked for a conversation, and how its answers are read; raises RequestError."""
+    tools = await tools_of(body)
+    prompt = await conversation_prompt(frontend, body, tools)
+    reading = reading_of(frontend, tools, prompt.end)
+    wanted, reading = constraint(frontend, tools, body.structured_output(), reading)
+    prompts, params = fitted(frontend, [prompt.token_ids], body)
+    params = [msgspec.structs.replace(one, structured_outputs=wanted) for one in params]
+    return Ask(prompts, params, reading)
+
+
 async def respond(
-    request: Request, frontend: Frontend, body: Sampling, ask: Ask, shape: Shape, ignored: Sequence[str]
+    request: Request, frontend: Frontend, body: Sampling, ask: Ask, shape: Shape, *, include_usage: bool
 ) -> Response:
-    """Answer in OpenAI's shapes of completions."""
-    include_usage = body.include_usage
+    """Answer in OpenAI's shapes of completions. include_usage: at the end of a stream."""
     return await run(
         request,
         ask.opener(frontend, body),
         lambda job: collect(job, shape, ask.reading),
         lambda job: stream(job, shape, ask.reading, include_usage=include_usage),
         streamed=bool(body.stream),
-        headers=ignored_header(ignored),
     )
 
 
@@ -72,7 +87,7 @@ async def run(
     events: Events,
     *,
     streamed: bool,
-    headers: Mapping[str, str],
+    headers: Mapping[str, str] | None = None,
     describe: Describe = openai_error,
 ) -> Response:
     """Run a job and answer, whole or as a stream. describe: how an error looks in the stream."""
@@ -80,12 +95,12 @@ async def run(
         return EventStream(
             _events(request, open_job, events),
             request_id=request.state.request_id,
-            headers=headers,
+            headers=headers or {},
             describe=describe,
         )
     content = await answer(request, _whole(request, open_job, whole))
     # as in a stream: what JSON has no number for is null, where json.dumps would raise
-    return Response(msgspec.json.encode(content), headers=dict(headers), media_type="application/json")
+    return Response(msgspec.json.encode(content), headers=dict(headers or {}), media_type="application/json")
 
 
 async def _whole(request: Request, open_job: OpenJob, whole: Whole) -> JSON:
@@ -110,9 +125,3 @@ def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
 def new_id(prefix: str) -> str:
     """An id that nothing else has."""
     return f"{prefix}-{uuid.uuid4().hex}"
-
-
-def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """The header that names fields of the body which have no effect; names are cut to what a header may hold."""
-    shown = [re.sub(r"[^A-Za-z0-9_.-]", "?", name)[:64] for name in names[:16]]
-    return {IGNORED_HEADER: ", ".join(shown)} if shown else {}

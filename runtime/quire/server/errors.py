@@ -1,4 +1,4 @@
-"""Errors as HTTP: one OpenAI body for everything that can go wrong.
+"""Errors as HTTP: one OpenAI body for everything that can go wrong, and Anthropic's for its clients.
 
 Status, type and code of each class are decided here and nowhere else.
 """
@@ -37,9 +37,16 @@ def body(
 
 def anthropic_form(content: Mapping[str, Any], request_id: str) -> dict[str, Any]:
     """The same error as clients of /v1/messages read it; param and code stay."""
-    kind = content["error"]["type"]
-    error = {**content["error"], "type": "api_error" if kind == "server_error" else kind}
-    return {"type": "error", "error": error, "request_id": request_id}
+    error = content["error"]
+    kind = "api_error" if error["type"] == "server_error" else error["type"]
+    if error["code"] == "body_too_large":
+        kind = "request_too_large"
+    return {"type": "error", "error": {**error, "type": kind}, "request_id": request_id}
+
+
+def told_at(path: str, content: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """An error in the form that clients of a path read."""
+    return anthropic_form(content, request_id) if f"{path}/".startswith("/v1/messages/") else content
 
 
 def describe(exc: BaseException, request_id: str) -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -81,8 +88,7 @@ def install(app: FastAPI) -> None:
             what = "no such route" if exc.status_code == 404 else "this route does not take that method"
             exc = HTTPException(exc.status_code, f"{what}: {request.method} {request.url.path}", exc.headers)
         status, content, headers = describe(exc, request.state.request_id)
-        if request.url.path.startswith("/v1/messages"):
-            content = anthropic_form(content, request.state.request_id)
+        content = told_at(request.url.path, content, request.state.request_id)
         return JSONResponse(content, status, headers)
 
     for kind in (QuireError, RequestValidationError, ValidationError, HTTPException):

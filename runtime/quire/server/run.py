@@ -24,14 +24,14 @@ from quire.models.generation_config import SamplingDefaults, sampling_defaults
 from quire.models.source import ModelFiles, resolve, resolve_tokenizer
 from quire.server.announcement import announcement
 from quire.server.app import create_app
-from quire.server.engine import Engine, EngineStart
-from quire.server.frontend import Frontend
-from quire.server.listener import CLOSE_TIMEOUT_S, listen, uvicorn_config
-from quire.server.tls import tls_context
+from quire.server.edge.listener import CLOSE_TIMEOUT_S, listen, uvicorn_config
+from quire.server.edge.tls import tls_context
+from quire.server.flight.engine import Engine, EngineStart
+from quire.server.flight.frontend import Frontend
 from quire.text import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from quire.server.tracing import Tracing
+    from quire.server.edge.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ def _tracing(config: ServeConfig, frontend: Frontend) -> Tracing | None:
     if not config.otlp_endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"--otlp-endpoint must be an http or https address, got {config.otlp_endpoint}")
     try:
-        from quire.server.tracing import Tracing  # the SDK of OpenTelemetry: an extra
+        from quire.server.edge.tracing import Tracing  # the SDK of OpenTelemetry: an extra
     except ModuleNotFoundError as exc:
         raise ConfigError(f"--otlp-endpoint needs the package {exc.name}: pip install 'quire[otel]'") from None
     return Tracing(config.otlp_endpoint, model=lambda: frontend.names[0])

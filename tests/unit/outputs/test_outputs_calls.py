@@ -255,9 +255,19 @@ def test_arguments_are_streamed_as_they_come() -> None:
     assert parser.push("}") == [] and parser.complete
 
 
+DEFS = {
+    "City": {"type": "string"},
+    "Town/~": {"$ref": "#/$defs/City"},
+    "Maybe": {"anyOf": [{"$ref": "#/$defs/City"}, {"type": "null"}]},
+    "Number": {"type": "integer"},
+    "Loop": {"$ref": "#/$defs/Loop"},
+    "Wide": {"anyOf": [{"$ref": "#/$defs/Wide"}] * 50},
+}
+
+
 def _tagged(schema: Any, value: str) -> list[str]:
     """The arguments that both formats with tags have for one value."""
-    functions = {"f": {"type": "object", "properties": {"a": schema}}}
+    functions = {"f": {"type": "object", "properties": {"a": schema}, "$defs": DEFS}}
     found = []
     for name, text in (
         ("glm45", f"<tool_call>f\n<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>"),
@@ -276,10 +286,20 @@ NULLABLE = [
     {"oneOf": [{"type": "null"}, {"type": "string", "minLength": 1}]},
     {"type": ["string", "null"]},
     {"enum": ["a", "b", None]},
+    {"$ref": "#/$defs/Maybe"},
+    {"anyOf": [{"$ref": "#/$defs/Town~1~0"}, {"const": None}]},
+]
+TEXTS = [
+    {"enum": ["a", "b"]},
+    {"type": "string"},
+    {"const": "a"},
+    {"$ref": "#/$defs/City"},
+    {"$ref": "#/%24defs/Town~1~0"},
+    {"allOf": [{"$ref": "#/$defs/City"}, {"minLength": 1}], "default": "x"},
 ]
 
 
-@pytest.mark.parametrize("schema", [*NULLABLE, {"enum": ["a", "b"]}, {"type": "string"}])
+@pytest.mark.parametrize("schema", [*NULLABLE, *TEXTS])
 def test_values_between_tags_that_may_be_texts_stay_texts(schema: Any) -> None:
     for value in ("3", "true", "[1]", "nullx", "Non", '"a"', ""):
         assert [json.loads(one) for one in _tagged(schema, value)] == [{"a": value}] * 4
@@ -289,7 +309,21 @@ def test_values_between_tags_that_may_be_texts_stay_texts(schema: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", [{"type": ["string", "integer"]}, {"anyOf": [{"type": "string"}, {}]}, {}, True, {"enum": ["a", 3]}]
+    "schema",
+    [
+        {"type": ["string", "integer"]},
+        {"anyOf": [{"type": "string"}, {}]},
+        {},
+        True,
+        {"enum": ["a", 3]},
+        {"$ref": "#/$defs/Number"},
+        {"$ref": "#/$defs/Loop"},
+        {"$ref": "#/$defs/Wide"},
+        {"$ref": "#/$defs/Nobody"},
+        {"$ref": "https://elsewhere/schema"},
+        {"$ref": "#/$defs/City/type/x"},
+        {"allOf": [{}]},
+    ],
 )
 def test_values_between_tags_that_may_be_more_are_json_where_they_can_be_sent(schema: Any) -> None:
     assert [json.loads(one) for one in _tagged(schema, "3")] == [{"a": 3}] * 4

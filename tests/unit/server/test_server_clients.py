@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import socket
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 import pytest_asyncio
+
+from embedded_server import embedded_server
 
 PARAMETERS = {
     "type": "object",
@@ -32,24 +30,8 @@ pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url() -> AsyncIterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    handle = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "quire.entrypoints.cli", "serve", "smollm2", "--host=127.0.0.1", f"--port={port}",
-        "--max-model-len=1024", "--kv-cache-memory=256Mi", "--dtype=float32", "--log-level=warning",
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
-    try:
-        assert handle.stdout is not None
-        async with asyncio.timeout(240):
-            while b"curl" not in (line := await handle.stdout.readline()):
-                assert line, (await handle.communicate())[1].decode()
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        handle.terminate()
-        await handle.communicate()
+    async with embedded_server("--max-model-len=1024", "--kv-cache-memory=256Mi", "--dtype=float32") as server:
+        yield server.url
 
 
 def check(arguments: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 from live_server import Live, events_of, ids_of, live_server
 from quire.errors import OverloadedError
 from quire.request import AddRequest
-from quire.server import streaming
-from quire.server.frontend import State
+from quire.server.answers import streaming
+from quire.server.flight.frontend import State
 from scripted_engine import ScriptedEngine
 
 
@@ -242,14 +242,17 @@ async def test_the_metrics_of_the_contract(live: Live) -> None:
 async def test_metrics_that_fail_reach_no_request(
     live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """B049: whatever a metrics library says of a number."""
+    """B049: whatever a metrics library says of a number, of steps, tokens and ends."""
 
-    def fail(_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ValueError("Counters can only be incremented by non-negative amounts.")
 
-    monkeypatch.setattr(live.frontend.metrics, "step", fail)
-    assert (await live.chat()).status_code == (await live.chat()).status_code == 200
-    assert "the metrics of a step could not be recorded" in caplog.text
+    monkeypatch.setattr(live.frontend.metrics, "_bound", fail)
+    for stream in (False, True):
+        assert (await live.chat(stream=stream)).status_code == 200
+    assert (await live.chat(temperature=-1)).status_code == 400
+    assert live.frontend.num_in_flight == 0
+    assert "a metric could not be recorded" in caplog.text
 
 
 async def test_load_tells_what_a_balancer_wants(live: Live) -> None:

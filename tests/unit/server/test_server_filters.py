@@ -23,7 +23,7 @@ from quire.errors import ConfigError
 from quire.filters import Filter, Refused, WholeAnswer
 from quire.filters.regex import RegexFilter
 from quire.request import AddRequest
-from quire.server.frontend import Frontend
+from quire.server.flight.frontend import Frontend
 from scripted_engine import ScriptedEngine
 
 RULES = r"""
@@ -42,15 +42,15 @@ def texts(*parts: str) -> Any:
     return [{"type": "text", "text": part} for part in parts]
 
 
-def called(text: str) -> dict[str, Any]:
+def called(text: str, *, call_id: str = "c") -> dict[str, Any]:
     """A call of a tool in the history."""
-    return spelled(json.dumps({"a": text}))
+    return spelled(json.dumps({"a": text}), call_id=call_id)
 
 
-def spelled(arguments: str) -> dict[str, Any]:
+def spelled(arguments: str, *, call_id: str = "c") -> dict[str, Any]:
     """The same with arguments as they stand."""
     function = {"name": "f", "arguments": arguments}
-    return {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    return {"role": "assistant", "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
 
 
 def answered(call_id: str) -> dict[str, Any]:
@@ -113,16 +113,38 @@ async def test_prompts_are_changed_or_refused(tmp_path: Path) -> None:
             ),
             (await live.chat(messages=[{**ASKED, "name": "bluebird"}]), "messages.0.name"),
             (await live.chat(messages=[ASKED, answered("a bluebird")]), "messages.1.tool_call_id"),
+            (await live.chat(messages=[ASKED, answered("bluebird")]), "messages.1.tool_call_id"),
+            (await live.chat(messages=[ASKED, called("x", call_id="Bluebird")]), "messages.1.tool_calls.0.id"),
+            (await live.chat(messages=[ASKED, called("x", call_id="call_bluebird")]), "messages.1.tool_calls.0.id"),
+            (await live.chat(chat_template_kwargs={"type": "bluebird"}), "chat_template_kwargs.type"),
+            (await live.chat(chat_template_kwargs={"role": "bluebird"}), "chat_template_kwargs.role"),
             (await live.chat(tools=[offered("a bluebird")]), "tools.0.function.description"),
             (await live.chat(tools=[offered("x", id={"title": "bluebird"})]), PROPERTY),
         ]:
             error = response.json()["error"]
             assert (response.status_code, error["code"], error["param"]) == (400, "content_filter", param)
             assert "this project is not to be talked about" in error["message"] and "luebird" not in error["message"]
+        for_ids = [ASKED, called("x", call_id="123-45"), answered("123-45")]
+        changed = (await live.chat(messages=for_ids)).json()["error"]
+        assert (changed["param"], changed["code"]) == ("messages.1.tool_calls.0.id", "content_filter"), "not changed"
         changed = (await live.chat(tools=[offered("x", **{"say no": {}})])).json()["error"]
         assert (changed["param"], changed["code"]) == ("tools.0.function.parameters.properties", "content_filter")
         chat = (await live.chat("say no")).json()
         assert "say <no>" in chat["choices"][0]["message"]["content"]
+
+
+async def test_ids_that_the_server_made_pass_every_filter(tmp_path: Path) -> None:
+    engine = ScriptedEngine(
+        lambda _: ids_of('<tool_call>{"name": "f", "arguments": {}}</tool_call>'), max_model_len=4096
+    )
+    async with live_server(
+        tmp_path, engine, filter=(rules(tmp_path, "- {pattern: '[0-9a-f]{6}', refuse: hexadecimal}"),)
+    ) as live:
+        message = (await live.chat(tools=[offered("x")])).json()["choices"][0]["message"]
+        assert message["tool_calls"], message
+        turns = [ASKED, message, answered(message["tool_calls"][0]["id"])]
+        assert (await live.chat(messages=turns)).status_code == 200
+        assert (await live.chat(messages=[ASKED, answered("0a0a0a")])).status_code == 400
 
 
 async def test_answers_are_changed_or_refused(tmp_path: Path) -> None:
@@ -192,7 +214,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         importlib.metadata.EntryPoint(name, f"a_package:{what}", "quire.filters")
         for name, what in (("upper", "Upper"), ("nothing", "nothing"), ("gone", "gone"))
     ]
-    monkeypatch.setattr("quire.server.filtering.entry_points", lambda group: points)
+    monkeypatch.setattr("quire.server.flight.filtering.entry_points", lambda group: points)
     yield
 
 

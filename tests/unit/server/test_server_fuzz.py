@@ -13,7 +13,11 @@ import httpx
 import pytest
 
 from live_server import Live, ids_of, live_server
+from quire.config import ServeConfig
 from quire.request import PoolingFacts
+from quire.server.app import create_app
+from quire.server.bodies.reading import bodies_of
+from quire.server.flight.frontend import Frontend
 from scripted_engine import ScriptedEngine
 from server_routes import routes_of
 
@@ -55,10 +59,6 @@ def engine_of(kind: str) -> ScriptedEngine:
     return ScriptedEngine(pool=lambda _: [0.5] * size, facts=PoolingFacts(task=kind, size=size, normalised=True))  # type: ignore[arg-type]
 
 
-def fields_of(schema: dict[str, Any]) -> list[str]:
-    return [*schema.get("properties", {}), "unknown_field"]
-
-
 def valid(path: str) -> dict[str, Any]:
     """A body that the route takes, as far as it is known here."""
     if path in POOLING:
@@ -86,19 +86,10 @@ async def post(live: Live, path: str, data: bytes) -> httpx.Response:
 @pytest.fixture
 def posts() -> list[tuple[str, list[str]]]:
     """Path and fields of each route that takes a body."""
-    from quire.config import ServeConfig
-    from quire.server.app import create_app
-    from quire.server.frontend import Frontend
-
     app = create_app(Frontend(ServeConfig()))
-    document = app.openapi()
-    paths = [route.path for route in routes_of(app.routes) if "POST" in (route.methods or ())]
-    found = []
-    for path in paths:
-        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        found.append((path, fields_of(body)))
-    assert len(found) >= 4
-    return found
+    found = dict(bodies_of(app.routes))
+    assert set(found) == {route.path for route in routes_of(app.routes) if "POST" in (route.methods or ())}
+    return [(path, [*model.model_fields, *model.REFUSED, "unknown"]) for path, model in found.items()]
 
 
 @pytest.mark.parametrize("kind", SERVED)

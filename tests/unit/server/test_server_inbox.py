@@ -10,7 +10,7 @@ import pytest
 from quire.errors import EngineDeadError
 from quire.outputs.choice import Choice
 from quire.request import FinishReason, SamplingParams, TokenDelta, TokenLogprobs
-from quire.server.inbox import MERGE_FROM, Inbox
+from quire.server.flight.inbox import MERGE_FROM, Inbox
 
 
 def choice(index: int) -> Choice:

@@ -17,7 +17,7 @@ from quire.errors import ConfigError, OverloadedError
 from quire.server.app import create_app
 from quire.server.auth.guard import HEALTH_PATHS, METRICS_PATH, Guard
 from quire.server.auth.keys import KeySet, Limits, Principal, digest_of, keys_of, line_of, new_key
-from quire.server.frontend import Frontend
+from quire.server.flight.frontend import Frontend
 from quire.server.page import routes as page
 from quire.server.watched import LOOK_S, RETRY_S, Watched
 from scripted_engine import ScriptedEngine

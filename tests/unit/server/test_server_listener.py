@@ -24,8 +24,8 @@ from live_server import Live, events_of, ids_of, live_server
 from quire.config import ServeConfig
 from quire.errors import ConfigError
 from quire.logs import JsonFormatter
-from quire.server.listener import MAX_HEAD_BYTES
-from quire.server.tls import tls_context
+from quire.server.edge.listener import MAX_HEAD_BYTES
+from quire.server.edge.tls import tls_context
 from scripted_engine import ScriptedEngine
 
 CHAT = "/v1/chat/completions"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from live_server import Live, ids_of, live_server
+from live_server import CALL, THINKING, Live, ids_of, live_server, named_events
 from scripted_engine import ScriptedEngine
 
 TOOL = {
@@ -15,25 +15,12 @@ TOOL = {
     "description": "The weather",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-THINKING = (
-    "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content is defined %}({{ m.reasoning_content }}){% endif %}"
-    "{{ m.content }}\n{% endfor %}{% if enable_thinking %}<think>\n{% else %}<think></think>{% endif %}"
-)
 
 
 @pytest.fixture
 async def live(tmp_path: Path) -> AsyncIterator[Live]:
     async with live_server(tmp_path, ScriptedEngine(lambda _: ids_of("hello 🎉"), max_model_len=4096)) as server:
         yield server
-
-
-def says(live: Live, text: str) -> None:
-    live.engine.reply = lambda _: ids_of(text)
-
-
-def prompt(live: Live) -> str:
-    return live.frontend.tokenizer.decode(live.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
 
 
 async def ask(live: Live, messages: Any = "hi", **fields: Any) -> Any:
@@ -44,9 +31,7 @@ async def ask(live: Live, messages: Any = "hi", **fields: Any) -> Any:
 
 def rebuilt(text: str) -> dict[str, Any]:
     """The message that the events of a stream add up to; checks their order."""
-    blocks = [block.splitlines() for block in text.strip().split("\n\n")]
-    events = [json.loads(lines[1].removeprefix("data: ")) for lines in blocks]
-    assert [lines[0] for lines in blocks] == [f"event: {event['type']}" for event in events]
+    events = named_events(text)
     assert events[0]["type"] == "message_start" and events[-1]["type"] == "message_stop"
     message: dict[str, Any] = events[0]["message"]
     assert message["content"] == [] and message["stop_reason"] is None
@@ -98,17 +83,17 @@ async def test_text_and_reasons(live: Live) -> None:
         "cache_creation_input_tokens": 0,
         "output_tokens": len(ids_of("hello 🎉")) + 1,
     }
-    assert prompt(live).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
+    assert live.prompt().startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
     assert (await both(live, max_tokens=1))["stop_reason"] == "max_tokens"
     stopped = await both(live, stop_sequences=["lo", "zz"])
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "lo")
     assert stopped["content"] == [{"type": "text", "text": "hel"}]
-    says(live, "")
+    live.says("")
     assert (await both(live))["content"] == [{"type": "text", "text": ""}]
 
 
 async def test_tools(live: Live) -> None:
-    says(live, f"I look.\n{CALL}\n{CALL}")
+    live.says(f"I look.\n{CALL}\n{CALL}")
     message = await both(live, tools=[TOOL])
     assert message["stop_reason"] == "tool_use"
     said, first, second = message["content"]
@@ -125,14 +110,14 @@ async def test_tools(live: Live) -> None:
         assert wanted is not None and wanted.kind == "grammar"
     none = await both(live, tools=[TOOL], tool_choice={"type": "none"})
     assert none["content"] == [{"type": "text", "text": f"I look.\n{CALL}\n{CALL}"}]
-    says(live, CALL)
+    live.says(CALL)
     cut = await both(live, tools=[TOOL], max_tokens=len(ids_of(CALL)) - 20)
     assert (cut["stop_reason"], cut["content"][0]["input"]) == ("max_tokens", {})
 
 
 @pytest.mark.parametrize("value", ["1e999", '"\\ud83d"', '"\\ude00"', "9" * 400])
 async def test_arguments_that_json_cannot_carry_are_a_call_that_was_cut(live: Live, value: str) -> None:
-    says(live, f'<tool_call>{{"name": "get_weather", "arguments": {{"x": {value}}}}}</tool_call>')
+    live.says(f'<tool_call>{{"name": "get_weather", "arguments": {{"x": {value}}}}}</tool_call>')
     message = await both(live, tools=[TOOL])
     call, rest = message["content"]
     assert (call["type"], call["input"], rest["type"], message["stop_reason"]) == ("tool_use", {}, "text", "end_turn")
@@ -154,11 +139,11 @@ async def test_blocks_become_a_conversation(live: Live) -> None:
         live, turns, tools=[TOOL], system=[{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]
     )
     assert response.status_code == 200 and "x-quire-ignored-fields" not in response.headers
-    assert prompt(live).startswith("<|im_start|>system\nA\nB\n\nYou can call functions.")
+    assert live.prompt().startswith("<|im_start|>system\nA\nB\n\nYou can call functions.")
     assert (
         '<|im_start|>assistant\nI look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\nAnd\nnow?<|im_end|>"
-    ) in prompt(live)
+    ) in live.prompt()
     counted = await live.http.post(
         "/v1/messages/count_tokens", json={"messages": turns, "tools": [TOOL], "system": "A\nB"}
     )
@@ -176,7 +161,7 @@ async def test_thinking(tmp_path: Path) -> None:
         turns = [{"role": "user", "content": "x"}, said_before, {"role": "user", "content": "y"}]
         response = await ask(live, turns, thinking={"type": "disabled"})
         assert response.json()["content"][0]["type"] == "text"
-        assert prompt(live) == "user:x\nassistant:(Hm.)hello\nuser:y\n<think></think>"
+        assert live.prompt() == "user:x\nassistant:(Hm.)hello\nuser:y\n<think></think>"
         budget = await ask(live, thinking={"type": "enabled", "budget_tokens": 1024})
         assert budget.headers["x-quire-ignored-fields"] == "thinking.budget_tokens"
 
@@ -194,7 +179,9 @@ async def test_thinking(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]}, "messages.0.content.0.tool_use_id"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": 5}]}]}, "messages.0.content.0.content"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": "{}"}]}]}, "messages.0.content.0.input"),
-        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]}, "messages.1.role"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}]}, "messages.1.content"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": []}]}, "messages.1.content"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]}, "messages.0.content"),
         ({"system": [{"type": "image"}]}, "system.0"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
         ({"tools": [{"name": "a b"}]}, "tools.0.name"),
@@ -217,6 +204,56 @@ async def test_what_is_refused_is_named(live: Live, fields: dict[str, Any], para
     assert param.rpartition(".")[2] in error["message"] or param in error["message"]
     assert live.engine.requests == []
     assert content["request_id"] == response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("content", ['{"a', [{"type": "text", "text": '{"a'}]])
+async def test_a_last_message_of_the_assistant_is_how_the_answer_begins(live: Live, content: Any) -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": content}]
+    live.says('": 1}')
+    message = await both(live, turns)
+    assert message["content"] == [{"type": "text", "text": '": 1}'}], "what goes on, and not what was given"
+    assert live.prompt().endswith('<|im_start|>assistant\n{"a')
+    counted = await live.http.post("/v1/messages/count_tokens", json={"messages": turns})
+    assert counted.json() == {"input_tokens": len(live.engine.requests[-1].prompt_token_ids)}
+    chat = {"messages": [turns[0], {"role": "assistant", "content": '{"a'}], "add_generation_prompt": False}
+    tokens = await live.http.post("/tokenize", json={"messages": chat["messages"], "continue_final_message": True})
+    assert tokens.json()["tokens"] == live.engine.requests[-1].prompt_token_ids
+    said = await live.http.post("/v1/chat/completions", json={**chat, "continue_final_message": True})
+    assert said.json()["choices"][0]["message"]["content"] == '": 1}'
+    assert live.prompt().endswith('<|im_start|>assistant\n{"a')
+    await live.http.post("/v1/chat/completions", json=chat)
+    assert live.prompt().endswith('<|im_start|>assistant\n{"a<|im_end|>\n')
+    nothing = {"messages": [turns[0], {"role": "assistant", "content": " "}], "continue_final_message": True}
+    refused = await live.http.post("/v1/chat/completions", json=nothing)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
+
+
+async def test_refusals_at_the_edge_are_in_the_form_of_these_clients(tmp_path: Path) -> None:
+    """Of keys, limits, sizes and what nobody foresaw: each before a route is reached, or outside of it."""
+    config: dict[str, Any] = {"api_key": ("k",), "requests_per_minute": 4, "max_body_size": "1Ki"}
+    async with live_server(tmp_path, ScriptedEngine(lambda _: ids_of("hi")), **config) as live:
+
+        async def told(path: str = "/v1/messages", **fields: Any) -> tuple[int, dict[str, Any]]:
+            response = await live.http.post(path, json={"messages": [{"role": "user", "content": "x"}], **fields})
+            content = response.json()
+            assert (content["type"], content["request_id"]) == ("error", response.headers["x-request-id"])
+            return response.status_code, content["error"]
+
+        status, error = await told(max_tokens=5)
+        assert (status, error["type"], error["code"]) == (401, "authentication_error", "invalid_api_key")
+        assert "x-api-key" in error["message"]
+        live.http.headers["x-api-key"] = "k"
+        status, error = await told(max_tokens=5, system="x" * 2000)
+        assert (status, error["type"], error["code"]) == (413, "request_too_large", "body_too_large")
+        live.engine.add = None  # type: ignore[assignment]  # a bug
+        status, error = await told(max_tokens=5)
+        assert (status, error["type"], error["code"]) == (500, "api_error", "internal_error")
+        assert (await told("/v1/messages/nothing"))[0] == 404
+        assert (await told("/v1/messages/count_tokens", model="nobody"))[0] == 404
+        status, error = await told(max_tokens=5)
+        assert (status, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
+        other = (await live.http.post("/v1/messages_of_others", json={})).json()
+        assert (other["error"]["type"], "type" in other) == ("rate_limit_error", False)
 
 
 async def test_structured_output(live: Live) -> None:
@@ -244,7 +281,7 @@ async def test_the_official_client(live: Live) -> None:
     async with anthropic.AsyncAnthropic(base_url=live.url, api_key="none", max_retries=0) as api:
         turns: list[Any] = [{"role": "user", "content": "Weather?"}]
         asked: dict[str, Any] = {"model": "tiny", "max_tokens": 500, "messages": turns, "tools": [TOOL]}
-        says(live, f"I look.\n{CALL}")
+        live.says(f"I look.\n{CALL}")
         async with api.messages.stream(**asked) as stream:
             assert "".join([text async for text in stream.text_stream]) == "I look.\n"
             message = await stream.get_final_message()
@@ -255,7 +292,7 @@ async def test_the_official_client(live: Live) -> None:
             {"role": "assistant", "content": [block.to_dict() for block in message.content]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}]},
         ]
-        says(live, "Sunny.")
+        live.says("Sunny.")
         answer = await api.messages.create(**asked)
         assert (answer.content[0].text, answer.stop_reason) == ("Sunny.", "end_turn")
         count = await api.messages.count_tokens(model="tiny", messages=turns, tools=[TOOL])

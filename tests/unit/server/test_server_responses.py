@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from live_server import Live, events_of, ids_of, live_server
+from live_server import CALL, THINKING, Live, events_of, ids_of, live_server, named_events
 from scripted_engine import ScriptedEngine
 
 FUNCTION = {
@@ -18,11 +18,6 @@ FUNCTION = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     "strict": True,
 }
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-THINKING = (
-    "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content is defined %}({{ m.reasoning_content }}){% endif %}"
-    "{{ m.content }}\n{% endfor %}<think>\n{# </think> #}"
-)
 
 
 @pytest.fixture
@@ -31,16 +26,8 @@ async def live(tmp_path: Path) -> AsyncIterator[Live]:
         yield server
 
 
-def says(live: Live, text: str) -> None:
-    live.engine.reply = lambda _: ids_of(text)
-
-
 def client(live: Live) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
-
-
-def prompt(live: Live) -> str:
-    return live.frontend.tokenizer.decode(live.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
 
 
 async def ask(live: Live, **fields: Any) -> Any:
@@ -61,9 +48,7 @@ async def both(live: Live, **fields: Any) -> tuple[Any, list[Any]]:
     """The response, which is the same streamed, and the events."""
     whole = (await ask(live, **fields)).json()
     text = (await ask(live, **fields, stream=True)).text
-    blocks = [block.splitlines() for block in text.strip().split("\n\n")]
-    events = [json.loads(lines[1].removeprefix("data: ")) for lines in blocks]
-    assert [lines[0] for lines in blocks] == [f"event: {event['type']}" for event in events]
+    events = named_events(text)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert same(events[-1]["response"]) == same(whole)
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
@@ -80,7 +65,7 @@ async def test_text(live: Live) -> None:
     assert response["usage"]["output_tokens"] == len(ids_of("hello 🎉")) + 1
     assert response["usage"]["input_tokens_details"] == {"cached_tokens": 1}
     assert (response["instructions"], response["metadata"], response["store"]) == ("Be brief.", {"a": "b"}, False)
-    assert prompt(live).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
+    assert live.prompt().startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
     assert live.engine.requests[-1].params.max_tokens == 50
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
@@ -89,13 +74,13 @@ async def test_text(live: Live) -> None:
     response, events = await both(live, max_output_tokens=1)
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert events[-1]["type"] == "response.incomplete"
-    says(live, "")
+    live.says("")
     response, _ = await both(live)
     assert response["output"][0]["content"][0]["text"] == ""
 
 
 async def test_calls_and_text(live: Live) -> None:
-    says(live, f"I look.\n{CALL}\n{CALL}")
+    live.says(f"I look.\n{CALL}\n{CALL}")
     response, events = await both(live, tools=[FUNCTION])
     assert [item["type"] for item in response["output"]] == ["message", "function_call", "function_call"]
     call = response["output"][1]
@@ -105,10 +90,10 @@ async def test_calls_and_text(live: Live) -> None:
     deltas = [event for event in events if event["type"] == "response.function_call_arguments.delta"]
     for index in (1, 2):
         assert "".join(one["delta"] for one in deltas if one["output_index"] == index) == '{"city": "Paris"}'
-    says(live, CALL)
+    live.says(CALL)
     cut, _ = await both(live, tools=[FUNCTION], max_output_tokens=len(ids_of(CALL)) - 20)
     assert (cut["status"], cut["output"][0]["status"]) == ("incomplete", "incomplete")
-    says(live, '<tool_call>{"name": "get_weather", "arguments": {"city": Paris}}')
+    live.says('<tool_call>{"name": "get_weather", "arguments": {"city": Paris}}')
     broken, _ = await both(live, tools=[FUNCTION])
     assert [(item["type"], item["status"]) for item in broken["output"]] == [
         ("function_call", "incomplete"),
@@ -135,7 +120,7 @@ async def test_reasoning(tmp_path: Path) -> None:
         assert 5 <= used["output_tokens_details"]["reasoning_tokens"] < used["output_tokens"] - 1
         again = await ask(live, input=[{"role": "user", "content": "hi"}, thought, message])
         assert again.status_code == 200
-        assert "assistant:(Hm, hi.)hello\n" in prompt(live)
+        assert "assistant:(Hm, hi.)hello\n" in live.prompt()
 
 
 async def test_items_become_a_conversation(live: Live) -> None:
@@ -154,7 +139,7 @@ async def test_items_become_a_conversation(live: Live) -> None:
     assert (
         f"<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\nI look.\n{one}\n{one}<|im_end|>\n<|im_start|>user\n"
         "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrain\n</tool_response><|im_end|>"
-    ) in prompt(live)
+    ) in live.prompt()
 
 
 @pytest.mark.parametrize(
@@ -274,7 +259,7 @@ async def test_the_official_client(live: Live) -> None:
     async with client(live) as api:
         response = await api.responses.create(model="tiny", input="hi")
         assert response.output_text == "hello 🎉"
-        says(live, CALL)
+        live.says(CALL)
         tools: Any = [FUNCTION]
         conversation: list[Any] = [{"role": "user", "content": "Weather?"}]
         async with api.responses.stream(model="tiny", input=conversation, tools=tools) as stream:
@@ -284,7 +269,7 @@ async def test_the_official_client(live: Live) -> None:
         [call] = final.output
         assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Paris"}
         conversation += [call.to_dict(), {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
-        says(live, "Sunny.")
+        live.says("Sunny.")
         assert (await api.responses.create(model="tiny", input=conversation, tools=tools)).output_text == "Sunny."
         with pytest.raises(openai.BadRequestError) as refused:
             await api.responses.create(model="tiny", input="hi", previous_response_id="resp_1")

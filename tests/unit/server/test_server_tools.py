@@ -13,8 +13,8 @@ from live_server import Live, events_of, ids_of, live_server
 from quire.config import ServeConfig
 from quire.errors import RequestError
 from quire.outputs.calls.formats import FORMATS
-from quire.server.protocol import WithTools
-from quire.server.tools import MAX_TOOLS_CHARS, Function, Tools, checked_tools
+from quire.server.bodies.conversation import WithTools
+from quire.server.bodies.tools import MAX_TOOLS_CHARS, Function, Tools, checked_tools
 from scripted_engine import ScriptedEngine
 
 WEATHER = {
@@ -60,14 +60,6 @@ async def live(tmp_path: Path) -> AsyncIterator[Live]:
         yield server
 
 
-def says(live: Live, text: str) -> None:
-    live.engine.reply = lambda _: ids_of(text)
-
-
-def prompt(live: Live) -> str:
-    return live.frontend.tokenizer.decode(live.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
-
-
 def joined(text: str) -> dict[str, Any]:
     """The first choice of a stream, with what its deltas add up to; checks their form."""
     *payloads, last = events_of(text)
@@ -109,7 +101,7 @@ async def both(live: Live, **fields: Any) -> tuple[str, list[tuple[str, str]], s
 async def test_b020_calls_streamed_and_whole(live: Live, per_step: int) -> None:
     live.engine.per_step = per_step
     assert await both(live, tools=TOOLS) == (None, [("get_weather", PARIS)], "tool_calls")
-    says(live, f"I look.\n{CALL}\n{CALL}")
+    live.says(f"I look.\n{CALL}\n{CALL}")
     assert await both(live, tools=TOOLS) == ("I look.\n", [("get_weather", PARIS)] * 2, "tool_calls")
     ids = [call["id"] for call in (await live.chat(tools=TOOLS)).json()["choices"][0]["message"]["tool_calls"]]
     assert len(set(ids)) == 2
@@ -127,19 +119,19 @@ async def test_a_length_cut_inside_of_a_call_says_length(live: Live) -> None:
 
 async def test_what_is_no_call_is_text(live: Live) -> None:
     for text in ("No need.", CALL.replace("get_weather", "unknown"), "<tool_call>{}</tool_call>"):
-        says(live, text)
+        live.says(text)
         assert await both(live, tools=TOOLS) == (text, [], "stop")
-    says(live, CALL)
+    live.says(CALL)
     assert await both(live) == (CALL, [], "stop")
     assert await both(live, tools=TOOLS, tool_choice="none") == (CALL, [], "stop")
-    assert "get_weather" not in prompt(live)
+    assert "get_weather" not in live.prompt()
     only = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CLOCK]}}
     assert await both(live, tools=TOOLS, tool_choice=only) == (CALL, [], "stop")
-    assert "get_weather" in prompt(live)
+    assert "get_weather" in live.prompt()
 
 
 async def test_one_call_where_parallel_ones_are_not_wanted(live: Live) -> None:
-    says(live, f"{CALL}\n{CALL} and so on")
+    live.says(f"{CALL}\n{CALL} and so on")
     assert await both(live, tools=TOOLS, parallel_tool_calls=False) == (None, [("get_weather", PARIS)], "tool_calls")
     assert len(live.engine.aborted) == 2
     assert live.frontend.num_in_flight == 0
@@ -152,7 +144,7 @@ async def test_a_stop_string_inside_of_a_call_is_no_whole_call(live: Live) -> No
 
 async def test_a_template_that_knows_no_tools_is_told_of_them(live: Live) -> None:
     await live.http.post("/v1/chat/completions", json={"messages": HISTORY, "tools": TOOLS})
-    text = prompt(live)
+    text = live.prompt()
     assert text.startswith("<|im_start|>system\nYou can call functions.")
     assert json.dumps(WEATHER["function"]) in text and '{"name": "get_time"}' in text
     assert (
@@ -167,7 +159,7 @@ async def test_a_template_that_knows_tools_gets_arguments_as_objects(tmp_path: P
     async with live_server(tmp_path, engine(), template=KNOWING) as live:
         body = {"messages": HISTORY, "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": False}}
         answer = (await live.http.post("/v1/chat/completions", json=body)).json()
-        text = prompt(live)
+        text = live.prompt()
     assert answer["choices"][0]["message"]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": PARIS}
     assert text.startswith(json.dumps(WEATHER) + "\n" + json.dumps(CLOCK))
     assert '<|im_start|>assistant\n[get_weather {"city": "Rome"}]<|im_end|>\n<|im_start|>tool\nsunny<|im_end|>' in text
@@ -189,7 +181,7 @@ async def test_tools_are_checked_beside_the_event_loop(live: Live, monkeypatch: 
 
 def test_the_size_of_all_tools_is_known_before_any_schema_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
-    monkeypatch.setattr("quire.server.tools.structured_output", lambda **given: looked.append(given))
+    monkeypatch.setattr("quire.server.bodies.tools.structured_output", lambda **given: looked.append(given))
     schema = {"type": "object", "description": "x" * (MAX_TOOLS_CHARS // 3)}
     functions = [Function(name=f"f{number}", parameters=schema) for number in range(3)]
     with pytest.raises(RequestError, match=f"tools must be at most {MAX_TOOLS_CHARS} characters") as refused:
@@ -203,7 +195,7 @@ async def test_users_write_no_control_tokens_into_tools(live: Live) -> None:
     history = [HISTORY[0], HISTORY[1], {**HISTORY[2], "content": "<|im_start|>system"}]
     await live.http.post("/v1/chat/completions", json={"messages": history, "tools": [tool]})
     assert live.engine.requests[-1].prompt_token_ids.count(1) == 5
-    assert prompt(live).count("<|im_start|>") == 7
+    assert live.prompt().count("<|im_start|>") == 7
 
 
 async def test_reasoning_apart_from_the_answer(tmp_path: Path) -> None:
@@ -212,15 +204,15 @@ async def test_reasoning_apart_from_the_answer(tmp_path: Path) -> None:
         assert await both(live) == ("Sunny.", [], "stop")
         message = (await live.chat()).json()["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == (thought, "Sunny.")
-        assert prompt(live).endswith("<think>\n")
-        says(live, f"{thought}</think>\n\n{CALL}")
+        assert live.prompt().endswith("<think>\n")
+        live.says(f"{thought}</think>\n\n{CALL}")
         assert await both(live, tools=TOOLS) == (None, [("get_weather", PARIS)], "tool_calls")
-        says(live, "Sunny.")
+        live.says("Sunny.")
         assert await both(live, reasoning_effort="none") == ("Sunny.", [], "stop")
-        assert prompt(live).endswith("</think>\n\n")
+        assert live.prompt().endswith("</think>\n\n")
         body = {"messages": [{"role": "assistant", "content": "x", "reasoning_content": "because"}, HISTORY[0]]}
         await live.http.post("/v1/chat/completions", json=body)
-        assert "assistant\n(because)x" in prompt(live)
+        assert "assistant\n(because)x" in live.prompt()
 
 
 async def test_parsers_that_are_turned_off_or_chosen(tmp_path: Path) -> None:
@@ -300,8 +292,8 @@ async def test_the_official_client_runs_a_loop_of_tools(live: Live) -> None:
         assert answer.finish_reason == "tool_calls" and answer.message.tool_calls is not None
         [call] = answer.message.tool_calls
         assert json.loads(call.function.arguments) == {"city": 'Paris\n"é🎉'}
-        says(live, "Sunny.")
+        live.says("Sunny.")
         messages += [answer.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
         final = await client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS)  # type: ignore[arg-type]
         assert final.choices[0].message.content == "Sunny."
-    assert "<tool_response>\nsunny\n</tool_response>" in prompt(live)
+    assert "<tool_response>\nsunny\n</tool_response>" in live.prompt()

@@ -8,8 +8,9 @@ object are taken too; a grammar makes models write them so, since its texts must
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from quire.outputs.calls.hermes import CLOSE, OPEN
 from quire.outputs.calls.parser import CallParser, Steps
@@ -20,6 +21,9 @@ KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</ar
 FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END = "<function=", "</function>", "<parameter=", "</parameter>"
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _NULLS = ("null", "None")
+_ANY = frozenset(["any"])
+MAX_CHAIN = 32
+"""References that lead to references; they may go in circles."""
 
 
 class _TaggedParser(CallParser):
@@ -138,25 +142,62 @@ class QwenCoderParser(_TaggedParser):
 
 def _texts_of(schema: Any) -> Mapping[str, Sequence[str]]:
     """The parameters whose values are texts, each with the words for null where it may be that too."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
+    target = _referred(schema, schema)
+    properties = target.get("properties") if isinstance(target, dict) else None
     if not isinstance(properties, dict):
         return {}
-    kinds = {key: _kinds(one) for key, one in properties.items()}
+    known: dict[int, frozenset[str]] = {}
+    kinds = {key: _kinds(one, schema, known) for key, one in properties.items()}
     return {key: _NULLS if "null" in has else () for key, has in kinds.items() if "string" in has <= {"string", "null"}}
 
 
-def _kinds(schema: Any) -> frozenset[str]:
-    """The types that a schema takes, as it says at its top or in the parts of a choice; `any` where it says nothing."""
+def _kinds(schema: Any, whole: Any, known: dict[int, frozenset[str]]) -> frozenset[str]:
+    """The types that a schema takes, as it says at its top, where it refers to, or in the parts of a choice; `any` where it says nothing,
+    or refers to itself.
+
+    whole: the schema that it is part of, for references. known: what was found, by the schema's identity, so that each is looked at once.
+    """
+    schema = _referred(schema, whole)
+    if id(schema) not in known:
+        known[id(schema)] = _ANY
+        known[id(schema)] = _kinds_of(schema, lambda part: _kinds(part, whole, known))
+    return known[id(schema)]
+
+
+def _kinds_of(schema: Any, kinds: Callable[[Any], frozenset[str]]) -> frozenset[str]:
     match schema:
         case {"type": str(kind)}:
             return frozenset([kind])
-        case {"type": [*kinds]}:
-            return frozenset(map(str, kinds))
+        case {"type": [*names]}:
+            return frozenset(map(str, names))
         case {"enum": [*values]}:
-            return frozenset("string" if isinstance(one, str) else "null" if one is None else "any" for one in values)
+            return frozenset().union(*map(_kind_of, values))
+        case {"const": value}:
+            return _kind_of(value)
         case {"anyOf": [*parts]} | {"oneOf": [*parts]}:
-            return frozenset().union(*map(_kinds, parts))
-    return frozenset(["any"])
+            return frozenset().union(*map(kinds, parts))
+        case {"allOf": [*parts]}:
+            told = [found for part in parts if "any" not in (found := kinds(part))]
+            return frozenset.intersection(*told) if told else _ANY
+    return _ANY
+
+
+def _kind_of(value: object) -> frozenset[str]:
+    return frozenset(["string" if isinstance(value, str) else "null" if value is None else "any"])
+
+
+def _referred(schema: Any, whole: Any) -> Any:
+    """The schema that a chain of `$ref` to places in `whole` (`#/$defs/City`, RFC 6901) ends at; None where it ends nowhere."""
+    for _ in range(MAX_CHAIN):
+        if not isinstance(schema, dict) or not isinstance(at := schema.get("$ref"), str):
+            return schema
+        if at != "#" and not at.startswith("#/"):
+            return None
+        schema = whole
+        for step in at.split("/")[1:]:
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, dict) else None
+    return None
 
 
 def _json_of(written: str) -> str:

@@ -5,25 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from quire.errors import RequestError
-from quire.server.protocol import Body, Prompt
+from quire.server.bodies.fields import Body, Fields, Refused
+from quire.server.bodies.sampling import Prompt
 
 MAX_INPUTS = 2048
 """OpenAI's bound."""
 
 
 class PoolingBody(Body):
-    """What these routes share. truncate_prompt_tokens: the first so many tokens of a prompt are used, special ones included; -1: as many as
-    the model has."""
+    """What these routes share."""
 
-    HARMLESS: ClassVar[frozenset[str]] = frozenset({"user", "metadata"})
+    IGNORED: ClassVar[Mapping[str, str]] = {
+        "user": "nothing is counted or kept for it; keys are",
+        "metadata": "nothing is stored",
+    }
 
-    model: str | None = None
-    truncate_prompt_tokens: int | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
+    model: str | None = Field(None, description="the served name; default: the first one")
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        description="the first so many tokens of a prompt are used, special ones included; -1: as many as the model has",
+    )
+    priority: int | None = Field(None, description="lower is more urgent; needs --scheduler-policy=priority")
+    cache_salt: str | None = Field(None, description="only requests of the same salt share cached prefixes")
 
     def kept(self, limit: int) -> int | None:
         """How many tokens of a prompt are used; None where more are a fault. Raises RequestError. limit: the model's length."""
@@ -42,10 +48,14 @@ class PoolingBody(Body):
 class EmbeddingBody(PoolingBody):
     """POST /v1/embeddings."""
 
-    input: Prompt
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
-    add_special_tokens: bool = True
+    PROMPT_FIELD: ClassVar[str] = "input"
+
+    input: Prompt = Field(description="a text, texts, token ids or lists of token ids")
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: of float32, in little-endian order"
+    )
+    dimensions: int | None = Field(None, description="how many numbers a vector is to have, normalised anew")
+    add_special_tokens: bool = Field(True, description="false: the prompt as it is")
 
     def inputs(self) -> list[str | list[int]]:
         """One for each vector; raises RequestError where there is none, or there are too many."""
@@ -73,8 +83,8 @@ class EmbeddingBody(PoolingBody):
 class ScoreBody(PoolingBody):
     """POST /v1/score: a text with each of others, or texts pairwise."""
 
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: str | list[str] = Field(description="a text, or as many as text_2 has")
+    text_2: str | list[str] = Field(description="a text or texts")
 
     def texts(self) -> tuple[list[str], list[str]]:
         """Both sides, the first of one text or of as many as the second; raises RequestError."""
@@ -90,10 +100,12 @@ class ScoreBody(PoolingBody):
         return first, second
 
 
-class Document(BaseModel):
-    """A text, or an object with its text in a field; others are not read."""
+class Document(Fields):
+    """A text, or an object with its text in a field."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    PASSED_ON: ClassVar[bool] = True
+    OTHERS: ClassVar[str] = "not looked at"
+
     text: str
 
     @model_validator(mode="before")
@@ -116,20 +128,18 @@ _DOCUMENTS = {
 class RerankBody(PoolingBody):
     """POST /v1/rerank."""
 
-    REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "rank_fields": (None, [], ["text"]),
-        "max_chunks_per_doc": (None,),
-        "max_tokens_per_doc": (None,),
-    }
-    INSTEAD: ClassVar[Mapping[str, str]] = {
-        "rank_fields": "documents are read by their text",
-        "max_tokens_per_doc": "truncate_prompt_tokens cuts query and document together",
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "rank_fields": Refused((None, [], ["text"]), "documents are read by their text"),
+        "max_chunks_per_doc": Refused(),
+        "max_tokens_per_doc": Refused(instead="truncate_prompt_tokens cuts query and document together"),
     }
 
-    query: str
-    documents: Annotated[list[Document], WithJsonSchema(_DOCUMENTS)]
-    top_n: int | None = None
-    return_documents: bool = True
+    query: str = Field(description="what the documents are compared with")
+    documents: Annotated[list[Document], WithJsonSchema(_DOCUMENTS)] = Field(
+        description="texts, or objects with a text"
+    )
+    top_n: int | None = Field(None, description="how many come back, the nearest first; 0 is all")
+    return_documents: bool = Field(True, description="with their texts")
 
     def texts(self) -> list[str]:
         """Of the documents; raises RequestError."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
-from quire.server.frontend import Frontend
+from quire.server.bodies.prompts import beside, checked_text
+from quire.server.flight.frontend import Frontend
 from quire.server.pooling.job import Prompt
 from quire.server.pooling.prompts import check_length, prompts_of
 from quire.server.pooling.vectors import numbers_of
-from quire.server.prompts import beside, checked_text
 
 
 @dataclass(frozen=True)

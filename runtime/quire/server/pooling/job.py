@@ -6,11 +6,12 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from quire.outputs.choice import failure
 from quire.request import FinishReason, PoolRequest, TokenDelta
-from quire.server.frontend import Frontend
-from quire.server.work import Usage, Work
+from quire.server.flight.frontend import Frontend
+from quire.server.flight.work import Usage, Work
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ async def pool_job(
     job = PoolJob(
         [Pooled(f"{key}-{index}", index, prompt.token_ids) for index, prompt in enumerate(prompts)],
         frontend.metrics,
-        engine.abort,
+        partial(frontend.abort, engine),
         queue_timeout_s=frontend.config.queue_timeout,
     )
     if frontend.config.log_requests:

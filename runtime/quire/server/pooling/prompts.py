@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quire.errors import RequestError
-from quire.server.frontend import Frontend
+from quire.server.bodies.prompts import beside, checked_text, given_ids, too_long
+from quire.server.flight.frontend import Frontend
 from quire.server.pooling.job import Prompt
-from quire.server.prompts import beside, checked_text, given_ids, too_long
 
 Encode = Callable[[str], list[int]]
 

@@ -10,16 +10,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire.request import PoolingFacts, checked_priority, checked_salt
-from quire.server.answers import JSON
-from quire.server.ask import head, ignored_header, new_id
-from quire.server.bodies import documented, read_body
-from quire.server.frontend import Frontend
+from quire.server.answers.shapes import JSON
+from quire.server.answers.streaming import answer
+from quire.server.ask import head, new_id
+from quire.server.bodies.reading import post
+from quire.server.flight.frontend import Frontend
 from quire.server.pooling.body import EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 from quire.server.pooling.compare import Side, comparison
 from quire.server.pooling.job import PoolJob, Prompt, pool_job
 from quire.server.pooling.prompts import numbered, prompts_of
 from quire.server.pooling.vectors import shortened, told
-from quire.server.streaming import answer
 from quire.server.tasks import EMBED, SCORE
 
 
@@ -27,10 +27,9 @@ def router(frontend: Frontend) -> APIRouter:
     """All of them."""
     routes = APIRouter()
 
-    @routes.post("/v1/embeddings", openapi_extra=documented(EmbeddingBody))
-    async def embeddings(request: Request) -> Response:
-        body = await read_body(request, EmbeddingBody)
-        model, ignored = frontend.check_model(body.model, EMBED), body.ignored_fields()
+    @post(routes, "/v1/embeddings", EmbeddingBody)
+    async def embeddings(request: Request, body: EmbeddingBody) -> Response:
+        model = frontend.check_model(body.model, EMBED)
         facts = facts_of(frontend)
         size = body.checked_dimensions(facts.size)
         inputs = body.inputs()
@@ -53,12 +52,11 @@ def router(frontend: Frontend) -> APIRouter:
                 "usage": usage_of(job),
             }
 
-        return await pooled(request, frontend, body, prompts, shown, ignored, param="input")
+        return await pooled(request, frontend, body, prompts, shown, param="input")
 
-    @routes.post("/v1/score", openapi_extra=documented(ScoreBody))
-    async def score(request: Request) -> Response:
-        body = await read_body(request, ScoreBody)
-        model, ignored = frontend.check_model(body.model, SCORE), body.ignored_fields()
+    @post(routes, "/v1/score", ScoreBody)
+    async def score(request: Request, body: ScoreBody) -> Response:
+        model = frontend.check_model(body.model, SCORE)
         first, second = (
             Side(texts, numbered(name, len(texts)))
             for name, texts in zip(("text_1", "text_2"), body.texts(), strict=True)
@@ -73,12 +71,11 @@ def router(frontend: Frontend) -> APIRouter:
                 "usage": usage_of(job),
             }
 
-        return await pooled(request, frontend, body, compared.prompts, shown, ignored, param="text_2")
+        return await pooled(request, frontend, body, compared.prompts, shown, param="text_2")
 
-    @routes.post("/v1/rerank", openapi_extra=documented(RerankBody))
-    async def rerank(request: Request) -> Response:
-        body = await read_body(request, RerankBody)
-        model, ignored = frontend.check_model(body.model, SCORE), body.ignored_fields()
+    @post(routes, "/v1/rerank", RerankBody)
+    async def rerank(request: Request, body: RerankBody) -> Response:
+        model = frontend.check_model(body.model, SCORE)
         texts, count = body.texts(), body.count()
         compared = await comparison(
             frontend,
@@ -96,7 +93,7 @@ def router(frontend: Frontend) -> APIRouter:
                     one["document"] = {"text": texts[one["index"]]}
             return {"id": new_id("rerank"), "model": model, "results": results, "usage": usage_of(job)}
 
-        return await pooled(request, frontend, body, compared.prompts, shown, ignored, param="documents")
+        return await pooled(request, frontend, body, compared.prompts, shown, param="documents")
 
     return routes
 
@@ -120,7 +117,6 @@ async def pooled(
     body: PoolingBody,
     prompts: Sequence[Prompt],
     shown: Callable[[PoolJob], Awaitable[JSON]],
-    ignored: Sequence[str],
     *,
     param: str,
 ) -> Response:
@@ -134,4 +130,4 @@ async def pooled(
             return await shown(job)
 
     content = await answer(request, work())
-    return Response(msgspec.json.encode(content), headers=ignored_header(ignored), media_type="application/json")
+    return Response(msgspec.json.encode(content), media_type="application/json")

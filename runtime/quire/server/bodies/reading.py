@@ -1,0 +1,91 @@
+"""Routes that take a body: read off the event loop where it is long, refused and warned of as its fields say, documented as it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, FastAPI, Request
+from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from quire.errors import RequestError
+from quire.server.bodies.fields import MOST_NAMED, Body
+
+IN_THREAD_BYTES = 200_000
+IGNORED_HEADER = "x-quire-ignored-fields"
+_COMPONENTS = "#/components/schemas/{model}"
+
+SomeBody = TypeVar("SomeBody", bound=Body)
+Handler = Callable[[Request, SomeBody], Awaitable[Response]]
+
+
+def post(routes: APIRouter, path: str, model: type[SomeBody]) -> Callable[[Handler[SomeBody]], Handler[SomeBody]]:
+    """A route whose body is a `model`. The handler gets it without anything that must be refused; unknown fields are named in a header."""
+
+    def add(handler: Handler[SomeBody]) -> Handler[SomeBody]:
+        async def endpoint(request: Request) -> Response:
+            body = await read_body(request, model)
+            body.refuse()
+            unknown = list(islice(body.unknown_fields(), MOST_NAMED))
+            response = await handler(request, body)
+            if unknown:
+                response.headers[IGNORED_HEADER] = ", ".join(map(_in_header, unknown))
+            return response
+
+        endpoint.__name__, endpoint.__doc__ = handler.__name__, handler.__doc__
+        endpoint.body = model  # type: ignore[attr-defined]
+        routes.add_api_route(path, endpoint, methods=["POST"], response_class=Response)
+        return handler
+
+    return add
+
+
+async def read_body(request: Request, model: type[SomeBody]) -> SomeBody:
+    """The body as `model`; raises ValidationError or RequestError, which both become a 400."""
+    data = await request.body()
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise RequestError(f"the body is not valid UTF-8 (byte {exc.start})", code="invalid_json") from None
+    if len(data) < IN_THREAD_BYTES:
+        return model.model_validate_json(data)
+    return await asyncio.to_thread(model.model_validate_json, data)
+
+
+def bodies_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, type[Body]]]:
+    """Path and body of each route that takes one."""
+    for route in routes:
+        if isinstance(route, Route):
+            if (model := getattr(route.endpoint, "body", None)) is not None:
+                yield route.path, model
+        else:  # FastAPI keeps routers that were included
+            yield from bodies_of(route.original_router.routes)  # type: ignore[attr-defined]
+
+
+def document(app: FastAPI) -> None:
+    """Put the bodies into the application's OpenAPI document."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            whole, found = plain(), dict(bodies_of(app.routes))
+            keys = [(model, "validation") for model in dict.fromkeys(found.values())]
+            schemas, definitions = models_json_schema(keys, ref_template=_COMPONENTS)  # type: ignore[arg-type]
+            parts = whole.setdefault("components", {}).setdefault("schemas", {})
+            parts.update(definitions.get("$defs", {}))
+            for path, model in found.items():
+                content = {"application/json": {"schema": schemas[(model, "validation")]}}
+                whole["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+        return app.openapi_schema  # type: ignore[return-value]
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _in_header(name: str) -> str:
+    """A field's name as far as a header may hold it."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "?", name)[:64]

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: completions, chat, responses."""
