@@ -145,6 +145,15 @@ def test_canary_keeps_the_stable_revision_whole_where_there_is_room() -> None:
     assert world.sizes == {"a": 4, "b": 2} and world.weights == {"a": 50, "b": 50}
 
 
+def test_a_stable_pod_makes_room_only_once_the_candidate_gets_requests() -> None:
+    world = started(replace(CANARY, steps=(Step(50, None),)), wanted=4)
+    world.target = "b"
+    until(world, lambda: world.weights.get("b") == 25)
+    assert world.sizes == {"a": 4, "b": 1}, "the router does not know yet"
+    until(world, lambda: hold(world) == "StepPaused")
+    assert world.sizes == {"a": 3, "b": 2} and world.weights == {"a": 50, "b": 50}
+
+
 def test_a_canary_whose_pods_go_loses_its_share_and_its_wait_begins_anew() -> None:
     world = started(CANARY, wanted=4)
     world.target = "b"
@@ -190,8 +199,7 @@ def test_blue_green_moves_all_requests_at_once_and_keeps_the_old_set_for_a_while
 def test_blue_green_does_not_switch_to_half_a_set() -> None:
     world = started(replace(BLUE_GREEN, steps=(Step(0, 0.0),)), wanted=3)
     world.target = "b"
-    until(world, lambda: world.sizes.get("b") == 3)
-    world.play()
+    until(world, lambda: world.progress is not None and world.progress.step == 1)
     world.pods["b"][0].ready = False
     for _ in range(3):
         world.look()
@@ -264,14 +272,13 @@ def test_promote_leaves_out_the_steps() -> None:
 
 
 def test_a_command_is_carried_out_once() -> None:
-    world = started(CANARY, wanted=4)
+    world = started(replace(CANARY, steps=(Step(10, None), Step(20, None), Step(50, None))), wanted=4)
     world.target = "b"
     until(world, lambda: hold(world) == "StepPaused")
-    world.command = "resume"
-    decision = world.look()
-    assert decision.consumed and world.progress is not None and world.progress.step == 1
-    world.command = "resume"  # the operator died before it could remove the annotation
-    assert world.look().consumed and world.control.handled == "resume"
+    for _ in range(4):
+        world.command = "resume"  # the operator dies each time before it can remove the annotation
+        assert world.look().consumed and world.control.handled == "resume"
+        assert world.progress is not None and world.progress.step == 1
     until(world, lambda: hold(world) == "StepPaused")
     assert world.control == Control() and world.progress.step == 1
     world.command = "resume"  # and now it is said again
@@ -396,6 +403,12 @@ def test_without_surge_a_candidate_that_crashes_gives_the_room_back() -> None:
     assert "maxSurge 0" in (world.control.why or "")
     until(world, lambda: hold(world) == "Aborted")
     assert world.sizes == {"a": 1, "b": 0} and world.serving() == 1
+
+
+def test_where_a_candidate_crashes_the_stable_revision_is_made_whole_as_far_as_there_is_room() -> None:
+    views = (RevisionView("a", 3, 3, 3), RevisionView("b", 1, 0, 1, crashing=True))
+    decision = decide(Situation("b", 4, views, replace(ROLLING, limits=Limits(1, 1)), 0.0, stable="a"))
+    assert decision.sizes == {"a": 4, "b": 1}
 
 
 def test_what_serves_is_protected_even_if_the_status_is_lost() -> None:
