@@ -37,7 +37,7 @@ for await (const chunk of await api.chat.completions.create(asked)) {
   usage = chunk.usage ?? usage;
 }
 assert.deepEqual([text, reason], ["The capital of France is Paris.", "stop"]);
-assert.deepEqual(usage, whole.usage);
+assert.deepEqual([usage.prompt_tokens, usage.completion_tokens], [whole.usage.prompt_tokens, whole.usage.completion_tokens]);
 
 const runner = api.chat.completions.stream({ ...greedy, max_tokens: 100, messages: [{ role: "user", content: "Weather in Paris?" }], tools, tool_choice: "required", parallel_tool_calls: false });
 let pieces = "";

@@ -100,22 +100,22 @@ class PatientProtocol(HttpToolsProtocol):
             self._await_request()  # line ends between requests: they ended uvicorn's wait, and begin nothing
 
     def _refuse_head(self) -> None:
-        """Say that head or trailers are too long, unless that would be taken for the answer to another request, or stand within one."""
-        cycle = self.cycle
-        if self._in_head:  # the cycle is the request before
-            free = cycle is None or cycle.response_complete
-        else:
-            free = cycle is None or (cycle.more_body and not cycle.response_started)
-        if free:
-            self._refuse(431, f"head and trailers of a request may have {MAX_HEAD_BYTES} bytes", "head_too_large")
-        else:
-            self.transport.abort()
+        self._refuse(431, f"head and trailers of a request may have {MAX_HEAD_BYTES} bytes", "head_too_large")
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is no HTTP/1.1 request", "invalid_http")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answer what is no request of the application, and close."""
+        """Answer what is no request of the application, and close; close alone where that would be taken for the answer to another request,
+        or stand within one."""
+        cycle = self.cycle
+        if self._in_head:  # the cycle is the request before
+            free = cycle is None or cycle.response_complete
+        else:
+            free = cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started)
+        if not free:
+            self.transport.abort()
+            return
         data = json.dumps(body(status, message, code=code)).encode()
         head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
