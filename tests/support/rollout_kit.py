@@ -189,6 +189,11 @@ def check(situation: Situation, decision: Decision) -> None:
     least = max(wanted - strategy.limits.max_unavailable, 0)
     assert after >= min(before, least), f"{before} pods answered, {after} are left, {least} must be"
 
+    if strategy.by_weight:
+        before = sum(view.kept_ready for view in views if view.weight > 0)
+        after = sum(min(view.ready, sizes[view.name]) for view in views if weights[view.name] > 0)
+        assert after >= min(before, least), f"{before} pods had requests, only {after} will get them, {least} must"
+
     surge = strategy.limits.max_surge
     surge = max(surge, wanted) if strategy.name == "BlueGreen" else surge
     total = sum(view.desired for view in views)

@@ -42,8 +42,13 @@ def aim_of(
         limits = replace(limits, max_surge=max(wanted, limits.max_surge))
     if not strategy.by_weight:
         return Aim(_rolling_goals(goal, stable, wanted, views, limits), by_pods(views), progress, limits)
+
+    def shares(share: int) -> Mapping[str, int]:
+        enough = limits.least(wanted)
+        return split(views, share, candidate=goal, stable=stable, enough=enough, mixed=strategy.name != "BlueGreen")
+
     if goal == stable:
-        return Aim({goal: wanted}, split(views, 100, candidate=goal, stable=goal), progress, limits)
+        return Aim({goal: wanted}, shares(100), progress, limits)
 
     steps = strategy.steps
     if orders.control.promoted == goal:
@@ -52,13 +57,16 @@ def aim_of(
         progress = replace(progress, step=len(steps), step_since=None)
     if progress.step >= len(steps):
         share = _last_share(situation, new, old)
-        return Aim({goal: wanted}, split(views, share, candidate=goal, stable=stable), progress, limits)
+        return Aim({goal: wanted}, shares(share), progress, limits)
 
     step = steps[progress.step]
     if strategy.name == "BlueGreen":
         size, grown, keep, share = wanted, wanted, wanted, 0
     else:
         size = grown = _canary_size(step.weight, wanted)
+        if step.weight < 100:
+            # Somebody must be left to give the rest to; a single pod without surge is the exception.
+            size = grown = max(min(size, limits.most(wanted) - 1), 1)
         share = canary_share(step.weight, new.ready, size)
         if new.ready == 0:
             grown = _beginning(new, size, limits)
@@ -66,18 +74,20 @@ def aim_of(
     progress, left, waiting = _hold_step(situation, progress, step, orders, reached=new.ready >= size)
     # The status names the candidate with weight 0 before its first pod is made, so no pod of it meets a router that does not know.
     goals = {stable: keep, goal: new.desired if fresh else grown}
-    return Aim(goals, split(views, share, candidate=goal, stable=stable), progress, limits, left, waiting)
+    return Aim(goals, shares(share), progress, limits, left, waiting)
 
 
 def _rolling_goals(
     goal: str, stable: str, wanted: int, views: Sequence[RevisionView], limits: Limits
 ) -> Mapping[str, int]:
     new = find(views, goal)
-    serving = [view for view in views if view.name != goal and view.kept_ready]
+    others = [view for view in views if view.name != goal]
+    serving = [view for view in others if view.kept_ready] or [view for view in others if view.name == stable]
     if new.ready or not serving:
         return {goal: wanted}
+    # Where nothing serves (after zero), the proven revision comes back before the new one is trusted.
     keep = next((view for view in serving if view.name == stable), serving[-1])
-    total = sum(view.desired for view in views if view.name != goal)
+    total = sum(view.desired for view in others)
     return {
         keep.name: max(keep.desired + limits.least(wanted) - total, 0),
         goal: _beginning(new, wanted, limits),
@@ -96,7 +106,9 @@ def _canary_size(weight: int, wanted: int) -> int:
 
 def _last_share(situation: Situation, new: RevisionView, old: RevisionView) -> int:
     """After the steps: everything once the candidate is whole; until then Canary follows the pods, BlueGreen waits."""
-    if new.ready >= situation.wanted or (new.weight == 100 and new.ready > 0):
+    # `unrouted_at`: the old one lost its requests because the candidate was whole, not because its own pods were gone.
+    switched = new.weight == 100 and new.ready > 0 and (old.ready == 0 or old.unrouted_at is not None)
+    if new.ready >= situation.wanted or switched:
         return 100
     if situation.strategy.name == "BlueGreen":
         return 0

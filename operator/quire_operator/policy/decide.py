@@ -67,6 +67,11 @@ def decide(situation: Situation) -> Decision:
 def stable_of(situation: Situation) -> str:
     """The revision to protect: the last one that was complete, or what serves in its place."""
     target, progress = situation.target, situation.progress
+    if progress is not None and progress.revision not in (target, situation.stable):
+        # Superseded after everything had moved to it: going back would be a rollback that nobody asked for.
+        moved = find(situation.views, progress.revision)
+        if moved.weight == 100 and moved.kept_ready >= situation.wanted > 0 and _steps_done(situation, moved.name):
+            return moved.name
     known = next((view for view in situation.views if view.name == situation.stable), None)
     if known is not None and (known.ready or known.desired):
         return known.name
@@ -83,10 +88,10 @@ def stable_of(situation: Situation) -> str:
 def _towards(situation: Situation, goal: str, stable: str, orders: Orders) -> Decision:
     now, wanted, control = situation.now, situation.wanted, orders.control
     views = _in_order(situation.views, goal, stable)
-    complete = _complete(views, goal, stable, wanted)
+    progress = situation.progress
+    complete = _complete(situation, views, goal, stable)
     if complete:
         stable = goal
-    progress = situation.progress
     fresh = progress is None or progress.revision != goal or orders.restart
     if progress is None or fresh:
         progress = Progress(goal, started=now, progressed=now)
@@ -98,7 +103,7 @@ def _towards(situation: Situation, goal: str, stable: str, orders: Orders) -> De
     sizes, drain_left = _sizes(situation, goal, stable, views, aim, unrouted, paused=control.paused)
     aborted = control.aborted == situation.target
     hold: Hold | None = None
-    if control.paused and any(view.desired for view in views if view.name != goal):
+    if control.paused and _under_way(views, goal, stable):
         hold = "Paused"
     elif aim.waiting:
         hold = "StepPaused"
@@ -131,6 +136,10 @@ def _towards(situation: Situation, goal: str, stable: str, orders: Orders) -> De
     )
 
 
+def _under_way(views: Sequence[RevisionView], goal: str, stable: str) -> bool:
+    return goal != stable or any(view.desired for view in views if view.name != goal)
+
+
 def _unrouted(views: Sequence[RevisionView], weights: Mapping[str, int], now: float) -> dict[str, float]:
     return {
         view.name: now if view.unrouted_at is None else min(view.unrouted_at, now)
@@ -154,14 +163,22 @@ def _sizes(
     if wanted == 0:
         return {view.name: 0 for view in views} | {goal: 0}, None
     goals = aim.goals
-    if paused and any(view.desired for view in views if view.name != goal):
-        serving = stable if find(views, stable).ready or goal == stable else goal
+    new, old = find(views, goal), find(views, stable)
+    if paused and _under_way(views, goal, stable):
+        begun = new.ready or (strategy.name == "Recreate" and new.desired)
+        serving = goal if begun and not old.ready else stable
         goals = held(wanted, sorted(views, key=lambda view: view.name == stable), aim.limits, serving=serving)
     elif strategy.name == "Recreate":
         return recreate(goal, wanted, views), None
     if not strategy.by_weight:
         return next_sizes(goals, wanted, views, aim.limits), None
     aside = {view.name for view in views if aim.weights[view.name] == 0 or view.weight == 0}
+    if goal != stable and new.ready < wanted:
+        # The stable revision may be without requests because its pods are not ready now. They are missed all the same.
+        if old.ready == 0:
+            aside.discard(stable)
+        elif old.weight == 0 and aim.weights[stable] > 0:
+            goals = {**goals, stable: max(old.desired, goals.get(stable, 0))}
     waits = {
         view.name: left
         for view in views
@@ -195,12 +212,25 @@ def _advance(before: Progress, after: Progress, views: Sequence[RevisionView], n
     return replace(after, peak=peak, progressed=now if moved else before.progressed)
 
 
-def _complete(views: Sequence[RevisionView], goal: str, stable: str, wanted: int) -> bool:
-    """The wanted size, all ready, and no other revision left. At zero a rollout under way stays where it is."""
+def _whole(views: Sequence[RevisionView], goal: str, wanted: int) -> bool:
+    """The wanted size, all ready, and no other revision left that a request could reach."""
     view = find(views, goal)
-    if any(other.desired for other in views if other.name != goal) or view.desired != wanted:
+    alone = not any(other.desired or other.ready for other in views if other.name != goal)
+    return alone and view.desired == wanted and view.ready >= wanted
+
+
+def _complete(situation: Situation, views: Sequence[RevisionView], goal: str, stable: str) -> bool:
+    """At zero a rollout under way stays where it is; steps that are left are waited for, whatever the sizes are."""
+    if not _whole(views, goal, situation.wanted):
         return False
-    return view.ready >= wanted if wanted > 0 else goal == stable
+    if goal == stable:
+        return True
+    return situation.wanted > 0 and (not situation.strategy.by_weight or _steps_done(situation, goal))
+
+
+def _steps_done(situation: Situation, revision: str) -> bool:
+    progress = situation.progress
+    return progress is not None and progress.revision == revision and progress.step >= len(situation.strategy.steps)
 
 
 def _gives_up(situation: Situation, decision: Decision) -> bool:
