@@ -116,9 +116,13 @@ class Reconciler:
             await self._cluster.set_scale(owner.key, owner.initial_replicas)
         await self._cluster.apply(build_service(owner), seen.service)
         # A typo in the template must not freeze the revision that serves.
-        refused = await _refusal(self._supply(owner, seen, plan.revision))
+        refused = await _refusal(self._supply(owner, seen, plan))
         refused = await _refusal(self._apply_workload(owner, seen, template, plan, events)) or refused
-        for revision, before, after in plan.resize:
+        least = 0 if refused is None else owner.wanted_replicas
+        for revision, before, planned in plan.resize:
+            after = max(planned, min(before, least))  # what was refused takes the place of nothing
+            if after == before:
+                continue
             await self._cluster.resize(owner.key, workload_name(owner.name, revision), after)
             events.append(Event("Normal", "Scaled", f"revision {revision}: {before} to {after} replicas", "Scale"))
         for revision in plan.delete:
@@ -128,10 +132,13 @@ class Reconciler:
         if refused is not None:
             raise refused
 
-    async def _supply(self, owner: Deployment, seen: Observation, revision: str) -> None:
-        """What another revision may still need stays until it has no pods."""
-        alone = all(view.desired == 0 for view in workload_views(seen.deployments) if view.revision != revision)
-        await self._supplies.apply(owner, build_supplies(owner, self._defaults), supply_names(owner), prune=alone)
+    async def _supply(self, owner: Deployment, seen: Observation, plan: Plan) -> None:
+        """What another revision may still need stays until it has no pods and is not the way back any more."""
+        arrived = plan.decision.progress is None and plan.decision.stable == plan.revision
+        alone = all(view.desired == 0 for view in workload_views(seen.deployments) if view.revision != plan.revision)
+        await self._supplies.apply(
+            owner, build_supplies(owner, self._defaults), supply_names(owner), prune=arrived and alone
+        )
 
     async def _apply_workload(
         self, owner: Deployment, seen: Observation, template: Body, plan: Plan, events: list[Event]

@@ -83,11 +83,13 @@ def parse(body: Mapping[str, Any]) -> Deployment:
 
 
 def parse_status(body: Mapping[str, Any]) -> Status:
-    """What was reported last; an unreadable status is as none, for it is rewritten as a whole."""
+    """What was reported last; a field that cannot be read is as absent, for the status is rewritten as a whole."""
+    told = body.get("status") or {}
     try:
-        return Status.model_validate(body.get("status") or {})
-    except ValidationError:
-        return Status.model_validate({})
+        return Status.model_validate(told)
+    except ValidationError as error:
+        unreadable = {each["loc"][0] for each in error.errors() if each["loc"]}
+        return Status.model_validate({name: value for name, value in told.items() if name not in unreadable})
 
 
 def _sentence(root: str, error: ValidationError) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from quire_operator.api.base import ApiModel, ObjectName, ServedName, rule, rules, text_rule
+from quire_operator.api.base import ApiModel, ObjectName, Reported, ServedName, rule, rules, text_rule
 from quire_operator.api.status import Condition
 
 AdapterState = Literal["Loaded", "Loading", "Failed", "NotSupported"]
@@ -52,7 +52,7 @@ class LLMAdapterSpec(ApiModel):
     )
 
 
-class AdapterPod(ApiModel):
+class AdapterPod(Reported):
     """The adapter in one pod."""
 
     name: str = Field(description="Name of the pod.")
@@ -62,7 +62,7 @@ class AdapterPod(ApiModel):
     message: str | None = Field(default=None, description="What the engine said.")
 
 
-class LLMAdapterStatus(ApiModel):
+class LLMAdapterStatus(Reported):
     """What the operator last saw and did."""
 
     observed_generation: int | None = Field(default=None, description="metadata.generation this was computed from.")

@@ -25,6 +25,12 @@ class ApiModel(BaseModel):
     )
 
 
+class Reported(ApiModel):
+    """Base of what the operator writes itself: a field of another release is passed over, so that the rest is still known."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 def rule(expression: str, message: str, **more: Any) -> dict[str, Any]:
     """One CEL rule; `message` is a whole sentence and says the remedy."""
     return {"rule": expression, "message": message, **more}

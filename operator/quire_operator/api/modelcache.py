@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from quire_operator.api.base import ApiModel, Duration, Size, between, rule, rules
+from quire_operator.api.base import ApiModel, Duration, Reported, Size, between, rule, rules
 from quire_operator.api.cache import AccessMode
 from quire_operator.api.download import SecretName
 from quire_operator.api.model import Origin
@@ -81,7 +81,7 @@ class ModelCacheSpec(ApiModel):
     )
 
 
-class ModelCacheStatus(ApiModel):
+class ModelCacheStatus(Reported):
     """What the operator last saw and did."""
 
     observed_generation: int | None = Field(default=None, description="metadata.generation this was computed from.")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from quire_operator.api.base import ApiModel
+from quire_operator.api.base import Reported
 
 Phase = Literal["Pending", "Loading", "Ready", "Progressing", "Degraded", "ScaledToZero", "Failed"]
 MetricState = Literal["Fresh", "Stale", "Missing"]
@@ -14,7 +14,7 @@ MetricState = Literal["Fresh", "Stale", "Missing"]
 _TIME: dict[str, Any] = {"format": "date-time"}
 
 
-class Condition(ApiModel):
+class Condition(Reported):
     """One aspect of the state. `lastTransitionTime` moves only when `status` does."""
 
     type: str = Field(description="Ready, Available, Progressing, MetricsAvailable or ScalingActive.")
@@ -25,7 +25,7 @@ class Condition(ApiModel):
     observed_generation: int = Field(description="metadata.generation this was computed from.")
 
 
-class RevisionStatus(ApiModel):
+class RevisionStatus(Reported):
     """One revision that has pods, or should have."""
 
     name: str = Field(description="Hash of the rendered pod template; its workload is <metadata.name>-<name>.")
@@ -49,7 +49,7 @@ class RevisionStatus(ApiModel):
     )
 
 
-class RolloutStatus(ApiModel):
+class RolloutStatus(Reported):
     """The rollout under way; absent when there is none."""
 
     revision: str | None = Field(default=None, description="The revision it moves to.")
@@ -65,7 +65,7 @@ class RolloutStatus(ApiModel):
     message: str = Field(description="One sentence about where it is.")
 
 
-class RolloutControl(ApiModel):
+class RolloutControl(Reported):
     """What the annotation quire.dev/rollout asked for, as far as it still holds."""
 
     paused: bool | None = Field(default=None, description="No rollout moves on until resume.")
@@ -77,7 +77,7 @@ class RolloutControl(ApiModel):
     handled: str | None = Field(default=None, description="Value of the annotation that was carried out last.")
 
 
-class MetricStatus(ApiModel):
+class MetricStatus(Reported):
     """One metric, averaged over the ready pods."""
 
     name: str = Field(description="queueSize or gpuCacheUsage.")
@@ -85,7 +85,7 @@ class MetricStatus(ApiModel):
     state: MetricState = Field(description="Fresh, Stale (the last value is too old) or Missing (never seen).")
 
 
-class AutoscalingStatus(ApiModel):
+class AutoscalingStatus(Reported):
     """What is measured, and what the autoscaler wants."""
 
     desired: int | None = Field(
@@ -97,7 +97,7 @@ class AutoscalingStatus(ApiModel):
     )
 
 
-class Status(ApiModel):
+class Status(Reported):
     """What the operator last saw and did."""
 
     observed_generation: int | None = Field(

@@ -18,7 +18,7 @@ from quire_operator.observation import Body, owned_by, pod_views
 from quire_operator.policy.modelcache import CachePlan, job_view, plan_cache
 from quire_operator.resources import PodDefaults
 from quire_operator.resources.modelcache import CacheOwner, build_claim, build_job
-from quire_operator.spec import Key
+from quire_operator.spec import Key, parse_status
 from quire_operator.status import problem_of
 from quire_operator.workqueue import Outcome
 
@@ -93,7 +93,7 @@ class ModelCaches:
     async def _users(self, owner: CacheOwner) -> tuple[str, ...]:
         found = await self._cluster.listed(kinds.LLMDeployment, owner.namespace, {})
         source = f"{PREFIX}{owner.name}"
-        return tuple(sorted(each["metadata"]["name"] for each in found if _source(each) == source))
+        return tuple(sorted(each["metadata"]["name"] for each in found if source in _sources(each)))
 
     async def _report(
         self,
@@ -134,5 +134,7 @@ def _status(body: Body) -> ModelCacheStatus:
         return ModelCacheStatus()
 
 
-def _source(body: Body) -> str:
-    return str(((body.get("spec") or {}).get("model") or {}).get("source", ""))
+def _sources(body: Body) -> set[str]:
+    """Of the revision that is wanted, and of those that serve or are returned to."""
+    wanted = ((body.get("spec") or {}).get("model") or {}).get("source", "")
+    return {wanted, *(each.model for each in parse_status(body).revisions if each.model is not None)}

@@ -14,6 +14,9 @@ from quire_operator.observation import find_condition
 FILLING_S = 15.0
 """While the Job runs its pod is looked at this often: pods of Jobs are not watched."""
 
+LEAVING_S = 5.0
+"""While the claim is being deleted it is looked at this often."""
+
 RETRY_S = 600.0
 """A Job that failed is thrown away after this long, so that it is tried anew: the network may be back."""
 
@@ -76,14 +79,21 @@ def plan_cache(
 ) -> CachePlan:
     """`mark` is the hash of the Job as it would be made now, `problem` why its pod does not run, `now` a time as Kubernetes writes it."""
     since = None if users else before.unused_since or now
+    leaving = claim is not None and "deletionTimestamp" in claim["metadata"]
     left = _left_s(spec, since, now)
     if left is not None and left <= 0:
         gone = claim is None and not jobs
         return CachePlan(
-            False, tuple(job.name for job in jobs), claim is not None, "Evicted", "Evicted",
+            False, tuple(job.name for job in jobs), claim is not None and not leaving, "Evicted", "Evicted",
             f"no LLMDeployment has used it for {spec.evict_after}: "
             + ("the claim is deleted, and made again when one does" if gone else "the claim is being deleted"),
-            since, None if gone else 5.0,
+            since, None if gone else LEAVING_S,
+        )  # fmt: skip
+    if leaving:
+        return CachePlan(
+            False, tuple(job.name for job in jobs), False, "Pending", "ClaimTerminating",
+            "the claim is being deleted, and made again when the last pod has let go of it",
+            since, LEAVING_S,
         )  # fmt: skip
     current = [job for job in jobs if _belongs(job, claim, mark)]
     stale = tuple(job.name for job in jobs if job not in current)

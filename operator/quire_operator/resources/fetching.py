@@ -21,10 +21,12 @@ JITTER_S = 5
 _AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
-def folder_of(origin: Origin) -> str:
-    """Folder below the mount for these files and no others: models and revisions share a volume without meeting."""
-    identity = "\n".join((origin.source, origin.revision if origin.scheme == "hf" else "", origin.sha256 or ""))
-    return hashlib.sha256(identity.encode()).hexdigest()[:12]
+def folder_of(origin: Origin, *, code: bool = False) -> str:
+    """Folder below the mount for these files and no others: models and revisions share a volume without meeting. `code` as below."""
+    identity = [origin.source, origin.revision if origin.scheme == "hf" else "", origin.sha256 or ""]
+    if code:
+        identity.append("code")
+    return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:12]
 
 
 def fetch_container(

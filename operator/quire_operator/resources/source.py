@@ -17,6 +17,7 @@ from quire_operator.spec import Deployment
 CONTENT = "content"
 """Folder on the claim of a ModelCache."""
 
+_NO = ("false", "0", "no", "off")
 _IMAGE_REFERENCE_END = len("@sha256:") + 64
 
 
@@ -24,7 +25,7 @@ def model_argument(owner: Deployment) -> str:
     """What the engine is told to load: a path inside the pod."""
     model = owner.spec.model
     if model.scheme in DOWNLOADED:
-        return f"{MOUNT}/{folder_of(model)}"
+        return f"{MOUNT}/{folder_of(model, code=_with_code(owner))}"
     if model.scheme == "cache":
         return f"{MOUNT}/{CONTENT}"
     if model.scheme == "pvc":
@@ -62,8 +63,7 @@ def init_containers(owner: Deployment, image: str, defaults: PodDefaults) -> lis
     """What runs before the engine."""
     model = owner.spec.model
     if model.scheme in DOWNLOADED:
-        code = "--trust-remote-code" in owner.spec.engine.extra_args
-        return [fetch_container(model, model_argument(owner), image, defaults, code=code)]
+        return [fetch_container(model, model_argument(owner), image, defaults, code=_with_code(owner))]
     if model.scheme == "cache":
         return [wait_container(model_argument(owner), startup_s(owner.spec), image, defaults)]
     return []
@@ -83,6 +83,18 @@ def claim_spec(cache: Cache) -> dict[str, Any]:
     if cache.storage_class_name is not None:
         spec["storageClassName"] = cache.storage_class_name
     return spec
+
+
+def _with_code(owner: Deployment) -> bool:
+    """Whether the engine is told to run the model's code; of several flags the last counts, as for the engine."""
+    told = False
+    for argument in owner.spec.engine.extra_args:
+        flag, _, value = argument.partition("=")
+        if flag == "--trust-remote-code":
+            told = value.lower() not in _NO
+        elif argument == "--no-trust-remote-code":
+            told = False
+    return told
 
 
 def _cache_volume(owner: Deployment, cache: Cache | None) -> dict[str, Any]:

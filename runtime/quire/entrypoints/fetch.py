@@ -39,9 +39,7 @@ def fetch(
         float, typer.Option(min=0, max=3600, metavar="SECONDS", help="longest random wait before the first request")
     ] = 0.0,
     offline: Annotated[bool, typer.Option("--offline", help="download nothing; fail unless all is there")] = False,
-    code: Annotated[
-        bool, typer.Option("--code", help="a hub model's Python files too, for --trust-remote-code")
-    ] = False,
+    code: Annotated[bool, typer.Option("--code", help="a model's Python files too, for --trust-remote-code")] = False,
 ) -> None:
     """Bring a model's files into a folder, whole and checked.
 

@@ -30,7 +30,7 @@ TIMEOUT = httpx.Timeout(30.0, connect=10.0, pool=None)
 @dataclass(frozen=True)
 class Fetch:
     """One model to be had. `attempts` in a row without a byte end it; `jitter_s` is the longest wait before the first request. `code`: the Python
-    files of a hub model too."""
+    files of a model too."""
 
     source: str
     folder: Path
@@ -88,7 +88,7 @@ def source_of(wanted: Fetch, environ: Mapping[str, str]) -> Source:
     if scheme == "s3" and rest:
         key_id, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
         known = Credentials(key_id, secret, environ.get("AWS_SESSION_TOKEN")) if key_id and secret else None
-        return Bucket(rest, region=wanted.region, endpoint=wanted.endpoint, credentials=known)
+        return Bucket(rest, region=wanted.region, endpoint=wanted.endpoint, credentials=known, code=wanted.code)
     if scheme in ("https", "http") and rest:
         return Web(wanted.source, sha256=wanted.sha256, token=environ.get(TOKEN) or None)
     raise ConfigError(

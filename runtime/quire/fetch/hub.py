@@ -55,7 +55,7 @@ class Hub:
         if self._file is not None and self._file not in entries:
             raise ModelError(f"{where} has no file {self._file}")
         names = (self._file,) if self._file is not None else wanted(where, entries, code=self._code)
-        return tuple(self._remote(commit, entries[name]) for name in names)
+        return tuple(self._remote(commit, name, entries[name]) for name in names)
 
     def refusal(self, status: int) -> str:
         if status in (401, 403):
@@ -70,11 +70,12 @@ class Hub:
             yield from (entry for entry in answer.json() if entry["type"] == "file")
             url = answer.links.get("next", {}).get("url")
 
-    def _remote(self, commit: str, entry: dict[str, object]) -> RemoteFile:
-        path, size, large = str(entry["path"]), entry["size"], entry.get("lfs")
+    def _remote(self, commit: str, path: str, entry: dict[str, object]) -> RemoteFile:
+        size, large = entry["size"], entry.get("lfs")
         assert isinstance(size, int)
         if isinstance(large, dict):
             digest = Digest("sha256", str(large["oid"]).removeprefix("sha256:"))
         else:
             digest = Digest("git", str(entry["oid"]))
-        return RemoteFile(path, f"{self._base}/{self._repo}/resolve/{commit}/{quote(path)}", size, digest)
+        place = path.rpartition("/")[2] if self._file is not None else path  # one file is the whole folder
+        return RemoteFile(place, f"{self._base}/{self._repo}/resolve/{commit}/{quote(path)}", size, digest)

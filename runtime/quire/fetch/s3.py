@@ -87,11 +87,14 @@ class Signature(httpx.Auth):
 class Bucket:
     """`s3://BUCKET/PREFIX` (a folder) or `s3://BUCKET/KEY.gguf`."""
 
-    def __init__(self, path: str, *, region: str, endpoint: str | None, credentials: Credentials | None) -> None:
+    def __init__(
+        self, path: str, *, region: str, endpoint: str | None, credentials: Credentials | None, code: bool = False
+    ) -> None:
         bucket, _, key = path.partition("/")
         self.name = f"s3://{path}"
         self.auth: httpx.Auth | None = Signature(credentials, region) if credentials else None
         self._key = key
+        self._code = code
         if endpoint:
             self._base = f"{endpoint.rstrip('/')}/{bucket}"
         elif "." in bucket:  # a wildcard certificate covers no second dot
@@ -111,7 +114,7 @@ class Bucket:
         sums = _sums(get(self._url(prefix + SUMS)).text) if SUMS in inside else {}
         return tuple(
             RemoteFile(name, self._url(prefix + name), inside[name], sums.get(name))
-            for name in wanted(self.name, inside)
+            for name in wanted(self.name, inside, code=self._code)
         )
 
     def refusal(self, status: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import resource
 import subprocess
@@ -17,9 +18,11 @@ from faulty_server import COMMIT, Fault, FaultyServer, faulty_server
 from quire.errors import ConfigError, ModelError
 from quire.fetch import store as store_module
 from quire.fetch.fetch import Fetch, fetch, wait_until_complete
+from quire.fetch.remote import RemoteFile
 from quire.fetch.store import MARK
 from quire.fetch.transfer import PARTS
 from quire.fetch.web import TOKEN
+from quire.models.pooling import Pooling, from_folder
 from quire.models.source import resolve
 
 MIB = 1 << 20
@@ -57,7 +60,11 @@ class Run:
 
     @property
     def files(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in self.folder.iterdir() if not path.name.startswith(".")}
+        return {
+            path.name: path.read_bytes()
+            for path in self.folder.iterdir()
+            if path.is_file() and not path.name.startswith(".")
+        }
 
 
 @pytest.fixture
@@ -335,15 +342,18 @@ def test_another_model_is_not_mixed_into_the_folder(hub: FaultyServer, run: Run)
         run(hub, revision="other")
 
 
-@pytest.mark.parametrize("name", ["../evil.json", ".hidden.json"])
-def test_a_hostile_listing_is_refused(run: Run, name: str) -> None:
+@pytest.mark.parametrize("name", ["../evil.json", ".hidden.json", MARK])
+def test_what_is_no_file_of_a_model_is_left_where_it_is(run: Run, name: str) -> None:
     with faulty_server({**FILES, name: b"x"}) as server:
-        if "/" in name:
-            run(server)  # only the top folder is looked at
-            assert not (run.folder.parent / "evil.json").exists()
-        else:
-            with pytest.raises(ModelError, match="no plain relative path"):
-                run(server)
+        run(server)
+    assert set(run.files) == WANTED and not (run.folder.parent / "evil.json").exists()
+    assert (run.folder / MARK).read_bytes() != b"x"
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ".x", "a\\b"])
+def test_a_hostile_path_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match="no plain relative path"):
+        RemoteFile(name, "http://h/x")
 
 
 def test_one_file_of_a_repository(run: Run) -> None:
@@ -352,6 +362,31 @@ def test_one_file_of_a_repository(run: Run) -> None:
             run(server)
         run(server, "hf://org/name/b.gguf")
     assert run.files == {"b.gguf": WEIGHTS}
+
+
+def test_one_file_of_a_folder_of_a_repository_is_where_the_engine_looks(run: Run) -> None:
+    with faulty_server({"q4/a.gguf": b"GGUF", "q8/a.gguf": WEIGHTS}) as server:
+        run(server, "hf://org/name/q4/a.gguf")
+    assert run.files == {"a.gguf": b"GGUF"}
+    assert resolve(str(run.folder)).path == run.folder / "a.gguf"
+
+
+def test_a_model_for_vectors_comes_with_what_says_how_they_are_made(run: Run) -> None:
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    vectors = {
+        **FILES,
+        "modules.json": json.dumps(modules).encode(),
+        "sentence_bert_config.json": b'{"max_seq_length": 8}',
+        "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
+        "onnx/config.json": b"no",
+    }
+    with faulty_server(vectors) as server:
+        run(server)
+    assert from_folder(run.folder) == Pooling("mean", normalise=False)
+    assert (run.folder / "sentence_bert_config.json").is_file() and not (run.folder / "onnx").exists()
 
 
 @pytest.mark.parametrize("source", ["smollm2", "ftp://x/y", "hf://only", "s3://", "https://host/folder/"])

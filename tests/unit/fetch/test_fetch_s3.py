@@ -92,3 +92,12 @@ def test_addresses(source: str, endpoint: str | None, url: str, tmp_path: Path) 
     page = f"<R><Contents><Key>{key}</Key><Size>4</Size></Contents></R>".encode()
     [file] = bucket.files(lambda _: httpx.Response(200, content=page))
     assert file.url == url and file.path == key.rpartition("/")[2]
+
+
+def test_a_copy_of_a_fetched_folder_is_a_model_and_its_code_comes_if_asked_for(tmp_path: Path) -> None:
+    copied = {**FILES, "models/m/.quire-complete.json": b"{}", "models/m/modeling.py": b"x"}
+    with faulty_server(copied) as server:
+        assert "modeling.py" not in get("s3://bucket/models/m", tmp_path / "plain", server.url)
+        wanted = Fetch("s3://bucket/models/m", tmp_path / "code", endpoint=server.url, attempts=1, code=True)
+        folder = fetch(wanted, {}, say=lambda line: None, sleep=lambda pause: None)
+    assert (folder / "modeling.py").is_file()

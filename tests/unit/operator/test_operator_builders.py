@@ -124,6 +124,24 @@ def test_code_is_fetched_only_where_it_is_run() -> None:
     assert "--code" not in first({"model": {"source": "hf://org/name"}})["args"]
     trusted = {"model": {"source": "hf://org/name"}, "engine": {"extraArgs": ["--trust-remote-code"]}}
     assert "--code" in first(trusted)["args"]
+    plain = {"model": {"source": "hf://org/name"}}
+    assert engine(trusted)["args"][1] != engine(plain)["args"][1], (
+        "a kept folder without it is not taken for one with it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--trust-remote-code=true"], True),
+        (["--trust-remote-code=False"], False),
+        (["--trust-remote-code", "--no-trust-remote-code"], False),
+        (["--trust-remote-code=false", "--trust-remote-code"], True),
+    ],
+)
+def test_the_flag_for_code_is_read_as_the_engine_reads_it(arguments: list[str], code: bool) -> None:
+    spec = {"model": {"source": "hf://org/name"}, "engine": {"extraArgs": arguments}}
+    assert ("--code" in first(spec)["args"]) is code
 
 
 def test_the_charts_settings_hold_where_the_resource_says_nothing() -> None:

@@ -68,6 +68,15 @@ def test_a_job_of_a_claim_that_is_gone_proves_nothing() -> None:
     assert plan(GOOD, claim=younger).drop_jobs == ("fill",)
 
 
+def test_a_claim_that_is_being_deleted_is_waited_for() -> None:
+    leaving = {"metadata": {**CLAIM["metadata"], "deletionTimestamp": NOW}}
+    told = plan(GOOD, claim=leaving, users=("a",))
+    assert (told.phase, told.reason) == ("Pending", "ClaimTerminating")
+    assert told.drop_jobs == ("fill",) and not told.fill and not told.drop_claim and told.again_s
+    evicted = plan(claim=leaving, spec={"evictAfter": "1h"}, before={"unusedSince": "2026-01-01T12:00:00Z"})
+    assert evicted.phase == "Evicted" and not evicted.drop_claim and evicted.again_s, "it is told to go once"
+
+
 def test_a_failure_is_told_and_tried_again_later() -> None:
     failed = job(failed_at="2026-01-01T23:55:00Z", failure="backoff limit")
     told = plan(failed, problem="CrashLoopBackOff: no room left")
@@ -170,6 +179,12 @@ async def test_a_claim_is_filled_used_and_a_cluster_at_rest_gets_no_write(api: R
     before = bench.writes()
     await bench.look()
     assert bench.writes() == before
+    stable = {"name": "x", "track": "stable", "model": "cache://llama", "replicas": 1, "ready": 1}
+    api.patch(f"{bench.deployments}/a", {"spec": {"model": {"source": "hf://org/other"}}})
+    api.patch(f"{bench.deployments}/a/status", {"status": {"revisions": [stable]}})
+    assert (await bench.look())["usedBy"] == ["a"], "the revision that serves still has it"
+    api.patch(f"{bench.deployments}/a/status", {"status": {"revisions": []}})
+    assert "unusedSince" in await bench.look()
 
 
 async def test_a_job_that_failed_is_made_anew(api: RealApi, real_cluster: Cluster) -> None:

@@ -265,6 +265,58 @@ async def test_a_refused_candidate_does_not_freeze_the_revision_that_serves() ->
     assert bench.cluster.children["Deployment", old]["spec"]["replicas"] == 4
 
 
+async def test_a_refused_candidate_takes_no_pod_of_the_revision_that_serves() -> None:
+    bench = Bench({"replicas": 2, "rollout": {"strategy": "Recreate"}})
+    await bench.settle()
+    (old,) = bench.cluster.sizes()
+    bench.cluster.refuse["Deployment"] = "Deployment demo/smol-x is refused by the API server"
+    bench.cluster.edit(template={"spec": {"nodeSelectr": {"a": "b"}}})
+    await bench.settle(rounds=6)
+    assert bench.cluster.sizes() == {old: 2} and bench.condition("Available")[0] == "True"
+    bench.cluster.edit(replicas=1)
+    await bench.settle(rounds=3)
+    assert bench.cluster.sizes() == {old: 1}, "who wants fewer gets fewer"
+    bench.cluster.refuse.clear()
+    await bench.settle()
+    assert bench.cluster.sizes()[old] == 0 and bench.condition("Ready") == ("True", "Answering")
+
+
+async def test_what_the_way_back_needs_is_kept(clock: dict[str, str]) -> None:
+    bench = Bench({"replicas": 2, "rollout": {"strategy": "Recreate"}})
+    await bench.settle()
+    account = ("ServiceAccount", "smol")
+    bench.cluster.edit(serviceAccountName="other")
+    await bench.look()
+    (new,) = (name for name in bench.cluster.status["revisions"] if name["track"] == "candidate")
+    await bench.settle(broken=frozenset({new["name"]}), rounds=6)
+    assert bench.cluster.sizes()[new["name"]] == 2 and account in bench.cluster.children
+    bench.cluster.command("abort")
+    await bench.settle(rounds=6)
+    bench.cluster.edit(replicas=0)
+    await bench.settle(rounds=4)
+    assert account in bench.cluster.children, "an abort returns to it, also from zero"
+    bench.cluster.command("retry")
+    bench.cluster.edit(replicas=2)
+    await bench.settle()
+    assert account not in bench.cluster.children and bench.condition("Ready") == ("True", "Answering")
+
+
+async def test_fields_of_another_release_in_the_status_cost_no_memory(clock: dict[str, str]) -> None:
+    bench, old, new = await canary()
+    bench.cluster.command("abort")
+    await bench.look()
+    clock["now"] = "2026-01-01T00:10:00Z"
+    await bench.settle(rounds=6)
+    assert bench.cluster.sizes() == {old: 4, new: 0} and bench.cluster.body is not None
+    status = bench.cluster.body["status"]
+    status |= {"later": 1, "phase": "Hatching"}
+    status["control"]["later"] = {"a": 1}
+    status["revisions"][0]["later"] = True
+    await bench.settle(rounds=6)
+    assert bench.cluster.sizes() == {old: 4, new: 0}, "what was aborted stays so"
+    assert bench.cluster.status["phase"] == "Degraded"
+
+
 async def test_a_spec_that_cannot_be_read_is_told_and_changes_nothing() -> None:
     bench = Bench({"replicas": 1})
     await bench.settle()
