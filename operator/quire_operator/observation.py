@@ -73,11 +73,12 @@ CRASHES = 3
 
 def pod_views(pods: Sequence[Body]) -> tuple[PodView, ...]:
     """By name; finished pods are left out, those being deleted are not."""
-    views = [_pod_view(body) for body in pods if body.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
+    views = [pod_view(body) for body in pods if body.get("status", {}).get("phase") not in ("Succeeded", "Failed")]
     return tuple(sorted(views, key=lambda view: view.name))
 
 
-def _pod_view(body: Body) -> PodView:
+def pod_view(body: Body) -> PodView:
+    """Of one pod, whatever its phase."""
     metadata, status = body["metadata"], body.get("status", {})
     marks = metadata.get("labels", {})
     terminating = "deletionTimestamp" in metadata

@@ -184,7 +184,7 @@ class Operator:
 
     def _look_again(self, key: Key) -> None:
         self._queue.add(key)
-        if self._adapters.concerns(key):
+        if self._adapters.concerns(key) and any(each.plural == labels.ADAPTERS for each in self._others):
             self._adapter_queue.add(key)
 
     def _why_not_ready(self) -> str | None:

@@ -74,7 +74,10 @@ class FaultyServer:
     def listing(self, prefix: str, after: str) -> bytes:
         """Two keys a page."""
         keys = sorted(key for key in self.files if key.startswith(prefix) and key > after)
-        items = "".join(f"<Contents><Key>{key}</Key><Size>{len(self.files[key])}</Size></Contents>" for key in keys[:2])
+        items = "".join(
+            f'<Contents><Key>{key}</Key><Size>{len(self.files[key])}</Size><ETag>"{_md5(self.files[key])}"</ETag></Contents>'
+            for key in keys[:2]
+        )
         more = f"<NextContinuationToken>{keys[1]}</NextContinuationToken>" if len(keys) > 2 else ""
         head = '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
         return f"{head}{items}{more}</ListBucketResult>".encode()
@@ -95,6 +98,10 @@ def faulty_server(files: dict[str, bytes], **options: object) -> Iterator[Faulty
         web.shutdown()
         thread.join()
         web.server_close()
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
 
 
 def _handler(server: FaultyServer) -> type[http.server.BaseHTTPRequestHandler]:
@@ -136,7 +143,7 @@ def _handler(server: FaultyServer) -> type[http.server.BaseHTTPRequestHandler]:
             if content is None:
                 self._send(request, 404, b"{}", {}, fault)
                 return
-            headers = {"ETag": f'"{hashlib.md5(content).hexdigest()}"'} if server.etags else {}
+            headers = {"ETag": f'"{_md5(content)}"'} if server.etags else {}
             wanted = self.headers.get("Range")
             validator = self.headers.get("If-Range")
             stale = validator is not None and validator != headers.get("ETag") and not fault.sloppy

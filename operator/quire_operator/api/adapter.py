@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from quire_operator.api.base import ApiModel, ObjectName, Reported, ServedName, rule, rules, text_rule
 from quire_operator.api.status import Condition
 
-AdapterState = Literal["Loaded", "Loading", "Failed", "NotSupported"]
+AdapterState = Literal["Loaded", "Failed", "NotSupported"]
 
 _SOURCE = r"hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*|file://(/[^/]+)+"
 _MESSAGE = "source must be hf://ORG/NAME or file:///PATH, a folder in the pods (mount it with spec.template of the LLMDeployment)"
@@ -57,7 +57,7 @@ class AdapterPod(Reported):
 
     name: str = Field(description="Name of the pod.")
     state: AdapterState = Field(
-        description="Loaded, Loading, Failed (see message) or NotSupported (its engine has no adapters)."
+        description="Loaded, Failed (see message) or NotSupported (its engine has no adapters)."
     )
     message: str | None = Field(default=None, description="What the engine said.")
 

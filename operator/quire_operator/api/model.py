@@ -127,8 +127,8 @@ class Origin(ApiModel):
     token_secret_ref: SecretKey | None = Field(
         default=None,
         description=(
-            "Secret with the token for gated or private models. The pod refers to it by name; the value is never copied, and the "
-            "engine does not see it. Pods wait until it exists."
+            "Secret with the token for gated or private models. The pod refers to it by name; the value is never copied. The "
+            "engine gets it only with engine.tokenizer, which it asks the hub for itself. Pods wait until it exists."
         ),
     )
     endpoint: str | None = Field(

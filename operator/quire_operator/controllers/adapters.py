@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 AGAIN_S = 30.0
 """After this long a pod that failed is asked again, and one that has no adapters too: its image may have changed."""
 
-_QUIET = frozenset({"Loading"})
-
 
 @dataclass(frozen=True)
 class _Told:
@@ -48,20 +46,21 @@ class _Told:
 
 
 class Adapters:
-    """Call it with the key of an LLMDeployment; it is the work of the queue. LLMDeployments without adapters cost nothing."""
+    """Call it with the key of an LLMDeployment; it is the work of the queue. One without adapters costs a look at each of its pods, once."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._concerned: set[Key] = set()
+        self._clean: set[Key] = set()
+        """No LLMAdapter names them and no pod has one: an LLMAdapter deleted while the operator was away left none behind."""
         self._session: aiohttp.ClientSession | None = None
 
     def concern(self, key: Key) -> None:
         """Some LLMAdapter names it, or did."""
-        self._concerned.add(key)
+        self._clean.discard(key)
 
     def concerns(self, key: Key) -> bool:
         """Whether a change of its pods matters here."""
-        return key in self._concerned
+        return key not in self._clean
 
     async def close(self) -> None:
         """No more calls."""
@@ -84,8 +83,8 @@ class Adapters:
         for body in bodies:
             await self._report(body, by_pod, taken(wanted))
         well = all(told.state == "Loaded" for told in (each for answer in answers for each in answer.values()))
-        if not bodies and well:
-            self._concerned.discard(key)
+        if not bodies and well and all(pod in ready or pod.terminating for pod in pods):
+            self._clean.add(key)
         return Outcome(again_s=None if well else AGAIN_S)
 
     async def _one(self, pod: PodView, wanted: Sequence[Wanted]) -> dict[str, _Told]:
@@ -94,21 +93,25 @@ class Adapters:
             self._session = aiohttp.ClientSession()
         ip = pod.ip or ""
         lost = taken(wanted)
-        told: dict[str, _Told] = {}
         try:
             plan = plan_pod(wanted, await loaded_adapters(self._session, ip))
         except AdapterError as error:
-            return {each.resource: _Told("Failed", str(error)) for each in wanted}
-        for name in plan.unload:
-            try:
-                await unload_adapter(self._session, ip, name)
-            except AdapterError as error:
-                log.warning("pod %s/%s keeps the adapter %s: %s", pod.namespace, pod.name, name, error)
-                told[""] = _Told("Failed", str(error))
-        for each in wanted:
-            if each.resource not in lost:
-                told[each.resource] = await self._load(ip, each) if each in plan.load else _Told("Loaded")
-        return told
+            return {each: _Told("Failed", str(error)) for each in ("", *(one.resource for one in wanted))}
+        # At the same time, so that slow ones take the deadline of one call and not the sum.
+        kept = [each for each in await asyncio.gather(*(self._unload(pod, name) for name in plan.unload)) if each]
+        loaded = await asyncio.gather(*(self._load(ip, each) for each in plan.load))
+        right = {each.resource: _Told("Loaded") for each in wanted if each.resource not in lost}
+        now = {each.resource: told for each, told in zip(plan.load, loaded, strict=True)}
+        return {**right, **now, **({"": kept[0]} if kept else {})}
+
+    async def _unload(self, pod: PodView, name: str) -> _Told | None:
+        assert self._session is not None
+        try:
+            await unload_adapter(self._session, pod.ip or "", name)
+        except AdapterError as error:
+            log.warning("pod %s/%s keeps the adapter %s: %s", pod.namespace, pod.name, name, error)
+            return _Told("Failed", str(error))
+        return None
 
     async def _load(self, ip: str, each: Wanted) -> _Told:
         assert self._session is not None
@@ -143,7 +146,7 @@ class Adapters:
         )
         shown = after.model_dump(by_alias=True, exclude_none=True, mode="json")
         if await self._cluster.write_status(body, shown, kind=labels.ADAPTER_KIND):
-            for event in ready_event(before.conditions, ready, quiet=_QUIET):
+            for event in ready_event(before.conditions, ready, quiet=frozenset()):
                 await self._cluster.post_event(body, event, kind=labels.ADAPTER_KIND)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from quire_operator.cluster import Cluster, kinds
 from quire_operator.cluster.drift import digest
 from quire_operator.controllers.report import now_text, ready_condition, ready_event
 from quire_operator.errors import ApplyError
-from quire_operator.observation import Body, owned_by, pod_views
+from quire_operator.observation import Body, owned_by, pod_view
 from quire_operator.policy.modelcache import CachePlan, job_view, plan_cache
 from quire_operator.resources import PodDefaults
 from quire_operator.resources.modelcache import CacheOwner, build_claim, build_job
@@ -59,7 +60,7 @@ class ModelCaches:
         )
         before, now = _status(body), now_text()
         job = build_job(owner, self._defaults)
-        problem = problem_of(pod_views(pods), "")
+        problem = _problem(pods)
         plan = plan_cache(
             owner.spec,
             before,
@@ -67,7 +68,8 @@ class ModelCaches:
             jobs=[job_view(each) for each in jobs if owned_by(each, owner.uid)],
             mark=digest(job),
             users=users,
-            problem=f"{problem.reason}: {problem.message}" if problem is not None else None,
+            pods=len(pods),
+            problem=problem,
             now=now,
         )
         refused: str | None = None
@@ -132,6 +134,17 @@ def _status(body: Body) -> ModelCacheStatus:
         return ModelCacheStatus.model_validate(body.get("status") or {})
     except ValidationError:
         return ModelCacheStatus()
+
+
+def _problem(pods: Sequence[Body]) -> str | None:
+    """Why the newest pod of the Job does not do it, or did not: those before it were tried again."""
+    newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+    problem = problem_of((pod_view(newest),), "") if newest is not None and not _succeeded(newest) else None
+    return f"{problem.reason}: {problem.message}" if problem is not None else None
+
+
+def _succeeded(pod: Body) -> bool:
+    return bool(pod.get("status", {}).get("phase") == "Succeeded")
 
 
 def _sources(body: Body) -> set[str]:

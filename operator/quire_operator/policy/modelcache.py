@@ -74,10 +74,12 @@ def plan_cache(
     jobs: Sequence[JobView],
     mark: str,
     users: Sequence[str],
+    pods: int,
     problem: str | None,
     now: str,
 ) -> CachePlan:
-    """`mark` is the hash of the Job as it would be made now, `problem` why its pod does not run, `now` a time as Kubernetes writes it."""
+    """`mark` is the hash of the Job as it would be made now, `pods` how many it has, `problem` why the last of them does not run, `now` a time
+    as Kubernetes writes it."""
     since = None if users else before.unused_since or now
     leaving = claim is not None and "deletionTimestamp" in claim["metadata"]
     left = _left_s(spec, since, now)
@@ -112,6 +114,12 @@ def plan_cache(
         )
     if problem is not None:
         return CachePlan(True, stale, False, "Filling", "JobProblem", problem, since, FILLING_S)
+    if job is not None and not pods and _between_s(job.created, now) > FILLING_S:
+        return CachePlan(
+            True, stale, False, "Filling", "NoPod",
+            f"the Job {job.name} gets no pod (a quota, a rule about pods?): `kubectl describe job {job.name}` says why",
+            since, FILLING_S,
+        )  # fmt: skip
     if job is not None:
         return CachePlan(
             True,

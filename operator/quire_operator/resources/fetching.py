@@ -1,6 +1,6 @@
 """The container that runs `quire fetch`: in front of the engine, and in the Job of a ModelCache. Pure.
 
-Only this container sees tokens and keys, and only by reference to a Secret that the user named.
+Tokens and keys come by reference to a Secret that the user named; the engine sees none, but for a hub's where it asks the hub itself (`hub_env`).
 """
 
 from __future__ import annotations

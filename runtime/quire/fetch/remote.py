@@ -27,12 +27,20 @@ class Digest:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """`path` is below the target folder, with forward slashes; `size` in bytes, None where only the answer will tell."""
+    """`path` is below the target folder, with forward slashes; `size` in bytes, None where only the answer will tell.
+
+    `tag` is the source's own mark of the content, where it has one."""
 
     path: str
     url: str
     size: int | None = None
     digest: Digest | None = None
+    tag: str | None = None
+
+    @property
+    def version(self) -> str | None:
+        """Tells one content at this address from another; None where nothing does before it is fetched."""
+        return self.digest.value if self.digest is not None else self.tag
 
     def __post_init__(self) -> None:
         parts = self.path.split("/")

@@ -105,15 +105,16 @@ class Bucket:
     def files(self, get: Get) -> tuple[RemoteFile, ...]:
         single = self._key.endswith(".gguf")
         prefix = self._key if single or not self._key else f"{self._key.rstrip('/')}/"
-        sizes = dict(self._listed(get, prefix))
+        there = dict(self._listed(get, prefix))
         if single:
-            if self._key not in sizes:
+            if self._key not in there:
                 raise ModelError(f"{self.name} is not there")
-            return (RemoteFile(self._key.rpartition("/")[2], self._url(self._key), sizes[self._key]),)
-        inside = {key.removeprefix(prefix): size for key, size in sizes.items()}
+            size, tag = there[self._key]
+            return (RemoteFile(self._key.rpartition("/")[2], self._url(self._key), size, tag=tag),)
+        inside = {key.removeprefix(prefix): each for key, each in there.items()}
         sums = _sums(get(self._url(prefix + SUMS)).text) if SUMS in inside else {}
         return tuple(
-            RemoteFile(name, self._url(prefix + name), inside[name], sums.get(name))
+            RemoteFile(name, self._url(prefix + name), inside[name][0], sums.get(name), inside[name][1])
             for name in wanted(self.name, inside, code=self._code)
         )
 
@@ -128,7 +129,8 @@ class Bucket:
     def _url(self, key: str) -> str:
         return f"{self._base}/{quote(key, safe='/-_.~')}"
 
-    def _listed(self, get: Get, prefix: str) -> Iterator[tuple[str, int]]:
+    def _listed(self, get: Get, prefix: str) -> Iterator[tuple[str, tuple[int, str | None]]]:
+        """Keys with size and entity tag."""
         token = ""
         while True:
             query = f"list-type=2&prefix={quote(prefix, safe='-_.~')}"
@@ -141,7 +143,8 @@ class Bucket:
                     f"{urlsplit(self._base).netloc} does not answer as S3 does; check the endpoint"
                 ) from exc
             for item in page.iterfind(f"{_XML}Contents"):
-                yield item.findtext(f"{_XML}Key", ""), int(item.findtext(f"{_XML}Size", "0"))
+                size, tag = int(item.findtext(f"{_XML}Size", "0")), item.findtext(f"{_XML}ETag")
+                yield item.findtext(f"{_XML}Key", ""), (size, tag)
             token = page.findtext(f"{_XML}NextContinuationToken", "")
             if not token:
                 return

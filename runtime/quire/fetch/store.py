@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quire.errors import ModelError
 from quire.fetch.remote import RemoteFile
-from quire.fetch.transfer import PARTS, note_path, read_note
+from quire.fetch.transfer import PARTS, is_of, note_path, read_note
 
 MARK = ".quire-complete.json"
 LOCK = ".quire-fetch.lock"
@@ -48,13 +48,13 @@ class Store:
         )
 
     def missing(self, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
-        """Those that are not in place with their size, from this very address: in place is what was checked before."""
+        """Those that are not in place with their size, in this very version: in place is what was checked before."""
         return tuple(
             f
             for f in files
             if f.size is None
             or _size(self.folder / f.path) != f.size
-            or read_note(note_path(self.folder, f.path)).get("url") != f.url
+            or not is_of(read_note(note_path(self.folder, f.path)), f)
         )
 
     def check_room(self, files: Sequence[RemoteFile]) -> None:
@@ -72,7 +72,9 @@ class Store:
             )
 
     def finish(self, files: Sequence[RemoteFile], digests: Mapping[str, str | None]) -> None:
-        """Write the mark, last of all."""
+        """Throw away what came with an earlier version and is not of this one; write the mark, last of all."""
+        for path in self._brought() - {f.path for f in files}:
+            (self.folder / path).unlink(missing_ok=True)
         listed = {f.path: {"size": _size(self.folder / f.path), "sha256": digests.get(f.path)} for f in files}
         text = json.dumps({"identity": dict(self.identity), "files": listed}, indent=1)
         partial = self.folder / f"{MARK}.part"
@@ -83,6 +85,13 @@ class Store:
         partial.chmod(0o644)
         partial.replace(self.folder / MARK)
         shutil.rmtree(self.folder / PARTS, ignore_errors=True)
+
+    def _brought(self) -> set[str]:
+        """Paths that fetches before brought, whole or not."""
+        notes, mark = self.folder / PARTS, self._read_mark() or {}
+        whole = mark.get("files")
+        begun = {note.relative_to(notes).as_posix().removesuffix(".json") for note in notes.rglob("*.json")}
+        return begun | (set(whole) if isinstance(whole, dict) else set())
 
     def _read_mark(self) -> dict[str, object] | None:
         return read_mark(self.folder)

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
@@ -96,7 +96,7 @@ class Transfer:
             return
         note = read_note(self._note)
         self._validator = note.get("validator")
-        if note.get("url") != self._file.url or (self._file.digest is None and self._validator is None):
+        if not is_of(note, self._file) or (self._file.digest is None and self._validator is None):
             self._part.unlink()  # of another version, or nothing would prove that the rest belongs to it
             self._validator = None
             return
@@ -212,7 +212,9 @@ class Transfer:
         return self._hash.hexdigest() if self._hash.name == "sha256" else None
 
     def _remember(self) -> None:
-        self._note.write_text(json.dumps({"url": self._file.url, "validator": self._validator}))
+        self._note.write_text(
+            json.dumps({"url": self._file.url, "version": self._file.version, "validator": self._validator})
+        )
 
 
 def note_path(folder: Path, path: str) -> Path:
@@ -221,12 +223,17 @@ def note_path(folder: Path, path: str) -> Path:
 
 
 def read_note(path: Path) -> dict[str, str | None]:
-    """`url` and `validator`; empty where there is none."""
+    """`url`, `version` and `validator`; empty where there is none."""
     try:
         note = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
     return note if isinstance(note, dict) else {}
+
+
+def is_of(note: Mapping[str, str | None], file: RemoteFile) -> bool:
+    """Whether what is here came from this address and has this version."""
+    return note.get("url") == file.url and note.get("version") == file.version
 
 
 def _validator(response: httpx.Response) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from faulty_server import faulty_server
+from faulty_server import Fault, faulty_server
 from quire.errors import ModelError
 from quire.fetch.fetch import Fetch, fetch, source_of
 from quire.fetch.s3 import SUMS, Credentials, Signature
@@ -26,8 +26,11 @@ FILES = {
 }
 
 
+MODEL = ("config.json", "model-1.safetensors", "model-2.safetensors")
+
+
 def get(source: str, folder: Path, url: str, environ: dict[str, str] | None = None) -> dict[str, bytes]:
-    wanted = Fetch(source, folder, endpoint=url, attempts=1)
+    wanted = Fetch(source, folder, endpoint=url, attempts=1, parallel=1)
     fetch(wanted, environ or {}, say=lambda line: None, sleep=lambda pause: None)
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
 
@@ -76,6 +79,21 @@ def test_sums_beside_the_files_are_obeyed(tmp_path: Path) -> None:
     wrong = pytest.raises(ModelError, match=r"model-2\.safetensors: the content does not have the digest")
     with faulty_server({**FILES, f"models/m/{SUMS}": lines.encode()}) as server, wrong:
         get("s3://bucket/models/m", tmp_path, server.url)
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_folder_that_is_uploaded_anew_between_two_tries_is_not_mixed(tmp_path: Path, sums: bool) -> None:
+    def uploaded(old: bytes, new: bytes) -> dict[str, bytes]:
+        files = {f"models/m/{each}": FILES[f"models/m/{each}"].replace(old, new) for each in MODEL}
+        lines = "".join(f"{hashlib.sha256(files[f'models/m/{each}']).hexdigest()}  {each}\n" for each in MODEL)
+        return {**files, **({f"models/m/{SUMS}": lines.encode()} if sums else {})}
+
+    with faulty_server(uploaded(b"", b"")) as server:
+        server.faults["/bucket/models/m/model-2.safetensors"] = [Fault(status=403)]
+        with pytest.raises(ModelError, match="403"):
+            get("s3://bucket/models/m", tmp_path, server.url)
+        server.files = uploaded(b"1", b"A")
+        assert get("s3://bucket/models/m", tmp_path, server.url)["model-1.safetensors"] == b"A" * 99
 
 
 @pytest.mark.parametrize(

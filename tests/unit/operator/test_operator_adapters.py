@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -40,6 +41,7 @@ class Engine:
         self.ip = ip
         self.loaded: dict[str, str] = {}
         self.refuse: int | None = None
+        self.together: asyncio.Barrier | None = None
         self.calls: list[str] = []
 
     def app(self) -> web.Application:
@@ -57,6 +59,8 @@ class Engine:
     async def load(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.calls.append(f"load {body['lora_name']} {body['lora_path']}")
+        if self.together is not None:
+            await self.together.wait()
         if self.refuse is not None:
             return web.json_response({"error": {"message": "rank 512 is too large"}}, status=self.refuse)
         self.loaded[body["lora_name"]] = body["lora_path"]
@@ -92,7 +96,6 @@ class Bench:
         self.namespace = api.namespace()
         self.key = Key(self.namespace, "smol")
         self.controller = Adapters(cluster)
-        self.controller.concern(self.key)
         self.adapters = f"/apis/quire.dev/v1alpha1/namespaces/{self.namespace}/llmadapters"
         self.pods = f"/api/v1/namespaces/{self.namespace}/pods"
 
@@ -111,10 +114,15 @@ class Bench:
         marks = labels.stable_selector("smol")
         made = self.api.create(self.pods, {"metadata": {"name": name, "labels": marks}, "spec": spec}, dry_run=False)
         assert made.status_code == 201, made.text
-        condition = {"type": "Ready", "status": "True" if ready else "False"}
-        status = {"podIP": engine.ip, "podIPs": [{"ip": engine.ip}], "phase": "Running", "conditions": [condition]}
+        status = {"podIP": engine.ip, "podIPs": [{"ip": engine.ip}], "phase": "Running"}
         self.api.patch(f"{self.pods}/{name}/status", {"status": status})
+        if ready:
+            self.ready(name)
         return name
+
+    def ready(self, name: str) -> None:
+        condition = {"type": "Ready", "status": "True"}
+        self.api.patch(f"{self.pods}/{name}/status", {"status": {"conditions": [condition]}})
 
     async def look(self, name: str = "support") -> dict[str, Any]:
         self.again_s = (await self.controller(self.key)).again_s
@@ -191,9 +199,33 @@ async def test_what_is_deleted_is_unloaded_also_after_a_restart_of_the_operator(
 ) -> None:
     engines[0].loaded = {"left": "org/left"}
     bench.pod(engines[0])
+    late = bench.pod(engines[1], ready=False)
+    assert bench.controller.concerns(bench.key), "who has just started does not know"
     await bench.look()
     assert engines[0].loaded == {}
+    assert bench.controller.concerns(bench.key), "one has not been asked yet"
+    bench.ready(late)
+    await bench.look()
     assert not bench.controller.concerns(bench.key), "nothing is left to do"
+    bench.controller.concern(bench.key)
+    assert bench.controller.concerns(bench.key)
+
+
+async def test_a_pod_without_an_answer_is_asked_again_also_without_adapters(bench: Bench) -> None:
+    bench.pod(Engine("127.0.0.9"))
+    await bench.look()
+    assert bench.controller.concerns(bench.key) and bench.again_s is not None
+
+
+async def test_slow_adapters_are_loaded_at_the_same_time(bench: Bench, engines: list[Engine]) -> None:
+    names = {"a", "b", "c"}
+    for name in names:
+        bench.adapter(name)
+    engines[0].together = asyncio.Barrier(len(names))
+    bench.pod(engines[0])
+    async with asyncio.timeout(30):
+        await bench.look()
+    assert set(engines[0].loaded) == names
 
 
 async def test_a_changed_source_is_loaded_anew(bench: Bench, engines: list[Engine]) -> None:

@@ -33,6 +33,7 @@ def plan(
     claim: dict[str, Any] | None = CLAIM,
     users: tuple[str, ...] = (),
     before: dict[str, Any] | None = None,
+    pods: int = 1,
     problem: str | None = None,
     now: str = NOW,
 ) -> CachePlan:
@@ -43,6 +44,7 @@ def plan(
         jobs=jobs,
         mark="m",
         users=users,
+        pods=pods,
         problem=problem,
         now=now,
     )
@@ -89,6 +91,14 @@ def test_a_failure_is_told_and_tried_again_later() -> None:
 
 def test_what_keeps_the_pod_from_running_is_told() -> None:
     assert plan(job(), problem="ImagePullBackOff: x").message == "ImagePullBackOff: x"
+
+
+def test_a_job_that_gets_no_pod_is_told() -> None:
+    assert plan(job(), pods=0, now="2026-01-01T00:00:05Z").reason == "Downloading", (
+        "the Job controller gets some seconds"
+    )
+    told = plan(job(), pods=0)
+    assert told.reason == "NoPod" and "kubectl describe job fill" in told.message and told.again_s
 
 
 def test_it_goes_when_nobody_has_used_it_for_long_enough() -> None:
@@ -155,6 +165,18 @@ class Bench:
             status |= {"startTime": at, "failed": 1, "conditions": [before, *conditions]}
         self.api.patch(f"{self.job}/status", {"status": status})
 
+    def pod(self, name: str, phase: str, ended: dict[str, Any] | None = None) -> None:
+        """Of the Job, as the kubelet reports it."""
+        pods = f"/api/v1/namespaces/{self.namespace}/pods"
+        metadata = {"name": name, "labels": {"quire.dev/modelcache": "llama"}}
+        spec = {"containers": [{"name": "fetch", "image": "i"}]}
+        assert self.api.create(pods, {"metadata": metadata, "spec": spec}, dry_run=False).status_code == 201
+        status: dict[str, Any] = {"phase": phase}
+        if ended is not None:
+            one = {"name": "fetch", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+            status["containerStatuses"] = [{**one, "state": {"terminated": ended}}]
+        self.api.patch(f"{pods}/{name}/status", {"status": status})
+
     def writes(self) -> list[str]:
         """Versions of everything; they change with every write."""
         found = (self.api.get(path) for path in (f"{self.caches}/llama", self.job, self.claim))
@@ -193,9 +215,11 @@ async def test_a_job_that_failed_is_made_anew(api: RealApi, real_cluster: Cluste
     await bench.look()
     first = api.get(bench.job)
     assert first is not None
+    bench.pod("fill-1", "Failed", {"exitCode": 1, "message": "quire: error: the token is not accepted"})
     bench.finish("Failed")  # long ago, so that it is time to try again
     status = await bench.look()
     assert status["phase"] == "Failed" and status["conditions"][0]["reason"] == "DownloadFailed"
+    assert "the token is not accepted" in status["conditions"][0]["message"]
     assert api.get(bench.job) is None
     await bench.look()
     second = api.get(bench.job)
