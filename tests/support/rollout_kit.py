@@ -23,6 +23,7 @@ class Pod:
     restarts: int = 0
     terminating: bool = False
     work: int = 0
+    ready_at: float = 0.0
 
 
 @dataclass
@@ -44,6 +45,7 @@ class World:
     weights: Mapping[str, int] = field(default_factory=dict)
     unrouted: Mapping[str, float] = field(default_factory=dict)
     verdict: Literal["pass", "wait", "fail"] = "pass"
+    proven_s: float = 0.0
     last: Decision | None = None
 
     # -- the operator
@@ -64,7 +66,11 @@ class World:
             in_flight=sum(pod.work for pod in ready),
             weight=self.weights.get(name, 0),
             unrouted_at=self.unrouted.get(name),
+            settling=tuple(left for pod in ready if (left := self._settling(pod)) > 0),
         )
+
+    def _settling(self, pod: Pod) -> float:
+        return self.proven_s * (6 if pod.restarts else 1) - abs(self.now - pod.ready_at)
 
     def situation(self) -> Situation:
         return Situation(
@@ -119,6 +125,8 @@ class World:
 
     def _live(self, name: str, pod: Pod) -> None:
         health = self.health.get(name, "healthy")
+        if health == "healthy" and not pod.ready:
+            pod.ready_at = self.now
         pod.ready = health == "healthy"
         pod.restarts += health == "crashes"
         pod.work = 1 if pod.ready and self.routed(name) else 0

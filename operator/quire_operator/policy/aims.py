@@ -71,7 +71,7 @@ def aim_of(
         if new.ready == 0:
             grown = _beginning(new, size, limits)
         keep = max(min(wanted, limits.most(wanted) - grown), 0)
-    progress, left, waiting = _hold_step(situation, progress, step, orders, reached=new.ready >= size)
+    progress, left, waiting = _hold_step(situation, progress, step, orders, new, reached=new.ready >= size)
     # The status names the candidate with weight 0 before its first pod is made, so no pod of it meets a router that does not know.
     goals = {stable: keep, goal: new.desired if fresh else grown}
     return Aim(goals, shares(share), progress, limits, left, waiting)
@@ -119,17 +119,21 @@ def _last_share(situation: Situation, new: RevisionView, old: RevisionView) -> i
 
 
 def _hold_step(
-    situation: Situation, progress: Progress, step: Step, orders: Orders, *, reached: bool
+    situation: Situation, progress: Progress, step: Step, orders: Orders, new: RevisionView, *, reached: bool
 ) -> tuple[Progress, float | None, bool]:
     """The progress, the seconds of the pause that are left, and whether somebody or the time is waited for."""
     if orders.control.paused:
         return progress, None, False
-    if not reached:
+    if not reached and (progress.step_since is None or new.ready == 0):
         return replace(progress, step_since=None), None, False
+    since = situation.now if progress.step_since is None else min(progress.step_since, situation.now)
+    waits = replace(progress, step_since=since)
     if progress.step_since is None:
-        return replace(progress, step_since=situation.now), step.pause_s, True
-    elapsed = max(situation.now - progress.step_since, 0.0)
+        return waits, step.pause_s, True
+    elapsed = situation.now - since
     over = orders.released or (step.pause_s is not None and elapsed >= step.pause_s)
+    if over and not reached and not orders.released:
+        return waits, None, False
     if over and situation.verdict != "wait":
         return replace(progress, step=progress.step + 1, step_since=None), None, False
-    return progress, None if over or step.pause_s is None else step.pause_s - elapsed, True
+    return waits, None if over or step.pause_s is None else step.pause_s - elapsed, True

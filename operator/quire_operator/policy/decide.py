@@ -14,6 +14,7 @@ from quire_operator.policy.aims import Aim, aim_of
 from quire_operator.policy.commands import Orders, obey
 from quire_operator.policy.sizes import held, next_sizes, recreate
 from quire_operator.policy.views import Control, Progress, RevisionView, Situation, find
+from quire_operator.policy.weights import by_pods
 
 SETTLE_S = 5.0
 """Within this time every router has heard of a weight, and the pods' counts of requests are of after that."""
@@ -87,7 +88,10 @@ def stable_of(situation: Situation) -> str:
 
 def _towards(situation: Situation, goal: str, stable: str, orders: Orders) -> Decision:
     now, wanted, control = situation.now, situation.wanted, orders.control
-    views = _in_order(situation.views, goal, stable)
+    seen = _in_order(situation.views, goal, stable)
+    candidate = find(seen, goal)
+    # Only pods that have proven themselves let a candidate take anything from the others.
+    views = tuple(view.proven if view.name == goal != stable else view for view in seen)
     progress = situation.progress
     complete = _complete(situation, views, goal, stable)
     if complete:
@@ -99,6 +103,10 @@ def _towards(situation: Situation, goal: str, stable: str, orders: Orders) -> De
         progress = replace(progress, progressed=now)
 
     aim = aim_of(situation, goal, stable, views, progress, orders, fresh=fresh)
+    if not situation.strategy.by_weight or not any(view.ready for view in views):
+        aim = replace(
+            aim, weights=by_pods(seen)
+        )  # the Service asks every ready pod; and where nobody else could answer
     unrouted = _unrouted(views, aim.weights, now) if situation.strategy.by_weight else {}
     sizes, drain_left = _sizes(situation, goal, stable, views, aim, unrouted, paused=control.paused)
     aborted = control.aborted == situation.target
@@ -112,12 +120,13 @@ def _towards(situation: Situation, goal: str, stable: str, orders: Orders) -> De
     elif aborted and complete:
         hold = "Aborted"
 
-    progress = _advance(progress, aim.progress, views, now)
+    progress = _advance(progress, aim.progress, views, now, situation.strategy.deadline_s)
     left = situation.strategy.deadline_s - (now - progress.progressed)
     counting = not complete and wanted > 0 and hold is None
     waits = [aim.pause_left_s] if aim.pause_left_s is not None and hold == "StepPaused" else []
     waits += [left] if counting and left > 0 else []
     waits += [drain_left] if drain_left is not None else []
+    waits += candidate.settling if goal != stable else ()
     keep = {goal, stable, situation.target}
     return Decision(
         goal=goal,
@@ -167,7 +176,9 @@ def _sizes(
     if paused and _under_way(views, goal, stable):
         begun = new.ready or (strategy.name == "Recreate" and new.desired)
         serving = goal if begun and not old.ready else stable
-        goals = held(wanted, sorted(views, key=lambda view: view.name == stable), aim.limits, serving=serving)
+        idle = {view.name for view in views if strategy.by_weight and aim.weights[view.name] == 0}
+        in_order = sorted(views, key=lambda view: view.name == stable)
+        goals = held(wanted, in_order, aim.limits, serving=serving, unrouted=idle)
     elif strategy.name == "Recreate":
         return recreate(goal, wanted, views), None
     if not strategy.by_weight:
@@ -205,11 +216,16 @@ def _drain_left(
     return 0.0 if view.in_flight == 0 or passed >= strategy.drain_s else DRAIN_LOOK_S
 
 
-def _advance(before: Progress, after: Progress, views: Sequence[RevisionView], now: float) -> Progress:
+def _advance(
+    before: Progress, after: Progress, views: Sequence[RevisionView], now: float, deadline_s: float
+) -> Progress:
     """Progress is a step, or more ready pods than ever before: one that comes and goes is none."""
     peak = max(before.peak, find(views, before.revision).ready)
-    moved = peak > before.peak or (after.step, after.step_since) != (before.step, before.step_since)
-    return replace(after, peak=peak, progressed=now if moved else before.progressed)
+    moved = peak > before.peak or after.step != before.step
+    if before.step_since is not None and after.step_since is None:
+        # A long wait that is lost has used up the deadline, and nobody was late.
+        moved = moved or now - before.step_since >= deadline_s
+    return replace(after, peak=peak, progressed=now if moved else min(before.progressed, now))
 
 
 def _whole(views: Sequence[RevisionView], goal: str, wanted: int) -> bool:

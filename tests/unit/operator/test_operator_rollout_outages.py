@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from quire_operator.policy import Control, Limits, RevisionView, Situation, Step, Strategy, decide
+from quire_operator.observation import PodView, pod_views
+from quire_operator.policy import Control, Limits, RevisionView, Situation, Step, Strategy, decide, to_seconds
+from quire_operator.policy.plan import settling_s
 from rollout_kit import World, started
 
 ROLLING = Strategy("RollingUpdate", Limits(1, 0))
@@ -62,22 +64,18 @@ def test_scaling_in_during_a_step_does_not_end_it() -> None:
 # -- the stable revision's pods
 
 
-@pytest.mark.parametrize("step", [LAST.steps[0], Step(5, None)])
-def test_one_look_at_unready_stable_pods_costs_few_of_them(step: Step) -> None:
-    world = started(replace(LAST, steps=(step,)), wanted=20)
-    world.target = "b"
-    world.run(12, dt=1.0)
-    assert world.sizes["a"] >= 15
-    left = 21 - world.sizes["b"]
+def test_one_look_at_unready_stable_pods_costs_one_of_them() -> None:
+    world = in_last_phase(replace(LAST, steps=(Step(5, 0.0),)), wanted=20, old=20)
+    assert world.sizes == {"a": 20, "b": 1}
     for pod in world.pods["a"]:
         pod.ready = False
     world.look()
-    assert world.weights["b"] == 100, "who else could answer"
-    assert world.sizes["a"] >= left - 2, "unready pods go at the pace of the surge"
+    assert world.weights == {"a": 0, "b": 100}, "who else could answer"
+    assert world.sizes["a"] == 19, "unready pods go at the pace of the surge"
     world.play()
     world.look()
-    assert world.weights["a"] > 0, "they take part again as soon as they can"
-    assert world.sizes["a"] >= left - 2
+    assert world.weights["a"] > 80, "they take part again as soon as they can"
+    assert world.sizes["a"] >= 18
 
 
 def test_a_stable_pod_that_returns_does_not_cost_the_others() -> None:
@@ -189,3 +187,149 @@ def test_after_zero_the_proven_revision_comes_back(paused: bool) -> None:
     freed.health, freed.command = {}, "resume" if paused else None
     freed.run(30)
     assert freed.settled()
+
+
+# -- pods that work for a moment
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        ROLLING,
+        Strategy("Canary", Limits(1, 0), (Step(25, 0.0),)),
+        Strategy("BlueGreen", Limits(1, 0), (Step(0, 0.0),), keep_old_s=30.0),
+    ],
+    ids=lambda strategy: strategy.name,
+)
+def test_a_candidate_that_is_ready_for_a_moment_takes_nothing(strategy: Strategy) -> None:
+    world = started(strategy, wanted=4, proven_s=10.0)
+    world.target = "b"
+    for turn in range(120):
+        world.health["b"] = "healthy" if turn % 8 < 1 else "crashes"
+        world.run(1)
+        assert world.serving() >= 4 and world.sizes["a"] == 4
+    assert world.stable == "a" and world.weights["b"] == 0
+    world.health = {}
+    world.run(80)
+    assert world.settled()
+
+
+@pytest.mark.parametrize("strategy", [ROLLING, LAST], ids=lambda strategy: strategy.name)
+def test_a_candidate_that_crashes_again_and_again_costs_the_surge_at_most(strategy: Strategy) -> None:
+    world = started(strategy, wanted=4, proven_s=10.0)
+    world.target = "b"
+    for turn in range(120):
+        world.health["b"] = "healthy" if turn % 9 < 3 else "crashes"
+        world.run(1)
+        assert world.sizes["a"] >= 3
+    assert world.stable == "a"
+    world.health = {}
+    world.run(150)
+    assert world.settled()
+
+
+def test_the_next_look_is_when_a_pod_has_proven_itself() -> None:
+    world = started(ROLLING, wanted=2, proven_s=10.0)
+    world.target = "b"
+    world.run(2)
+    decision = world.look()
+    assert decision.again_s is not None and 0 < decision.again_s <= 10.0 and decision.sizes == {"a": 2, "b": 1}
+    world.now += decision.again_s
+    assert world.look().sizes["a"] == 1
+
+
+def test_how_long_a_pod_is_ready_before_it_counts() -> None:
+    assert [settling_s(pod_ready_at("2026-01-01T00:00:00Z", restarts=n), START + 4.0) for n in (0, 1)] == [6.0, 56.0]
+    assert settling_s(pod_ready_at("2026-01-01T00:00:00Z"), START + 10.0) == 0.0
+    assert settling_s(pod_ready_at("2026-01-01T01:00:00Z"), START) == 0.0, "a node's clock is an hour ahead"
+    assert settling_s(pod_ready_at(None), START) == 0.0
+
+
+START = to_seconds("2026-01-01T00:00:00Z")
+
+
+def pod_ready_at(at: str | None, *, restarts: int = 0) -> PodView:
+    ready = {"type": "Ready", "status": "True"} | ({"lastTransitionTime": at} if at else {})
+    items = [{"name": "engine", "restartCount": restarts, "state": {"running": {}}}]
+    fetched = [{"name": "fetch", "restartCount": 5, "state": {"terminated": {"exitCode": 0}}}]
+    status = {"phase": "Running", "conditions": [ready], "containerStatuses": items, "initContainerStatuses": fetched}
+    return pod_views([{"metadata": {"name": "p", "namespace": "n"}, "status": status}])[0]
+
+
+@pytest.mark.parametrize(("exit_code", "crashing"), [(0, False), (1, True)])
+def test_a_fetch_that_took_some_tries_is_no_crash(exit_code: int, crashing: bool) -> None:
+    tries = {"name": "fetch", "restartCount": 3, "state": {"terminated": {"exitCode": exit_code}}}
+    body = {
+        "metadata": {"name": "p", "namespace": "n"},
+        "status": {"phase": "Pending", "initContainerStatuses": [tries]},
+    }
+    assert pod_views([body])[0].crashing is crashing
+
+
+# -- the clock of a step
+
+
+def test_a_clock_that_goes_back_does_not_lengthen_a_step() -> None:
+    world = started(Strategy("Canary", Limits(1, 0), (Step(25, 20.0),)), wanted=4)
+    world.target = "b"
+    world.run(8, dt=1.0)
+    assert world.last is not None and world.last.hold == "StepPaused"
+    world.now -= 3600.0
+    world.run(6)
+    assert world.progress is not None and world.progress.step == 1
+
+
+def test_a_step_goes_on_while_an_autoscaler_moves() -> None:
+    world = started(Strategy("Canary", Limits(1, 0), (Step(25, 600.0),)), wanted=12)
+    world.target = "b"
+    for turn in range(240):
+        world.wanted = 12 + turn // 60 % 2
+        world.run(1)
+    assert world.progress is None or world.progress.step == 1
+
+
+def test_a_candidate_that_comes_and_goes_in_a_step_is_late() -> None:
+    world = started(Strategy("Canary", Limits(1, 0), (Step(25, 600.0),), deadline_s=900.0), wanted=4)
+    world.target = "b"
+    late = False
+    for turn in range(300):
+        world.health["b"] = "healthy" if turn // 12 % 2 == 0 else "crashes"
+        late = world.run(1) or late or (world.last is not None and world.last.late)
+    assert late
+
+
+# -- pause
+
+
+def test_what_is_paused_follows_the_demand_with_pods_that_serve() -> None:
+    world = started(Strategy("BlueGreen", Limits(1, 0), (Step(0, None),)), wanted=4)
+    world.target = "b"
+    world.run(10)
+    world.command = "pause"
+    world.run(2)
+    world.wanted = 8
+    world.run(20)
+    assert world.serving() == 8 and world.sizes == {"a": 8, "b": 4}
+
+    world = started(ROLLING, wanted=2)
+    world.target, world.health["b"] = "b", "crashes"
+    world.run(5)
+    world.command = "pause"
+    world.run(2)
+    world.wanted = 3
+    world.run(20)
+    assert world.serving() == 3 and world.sizes == {"a": 3, "b": 1}
+
+
+def test_a_resume_that_would_do_nothing_is_refused() -> None:
+    world = started(Strategy("Canary", Limits(1, 0), (Step(25, None), Step(50, None))), wanted=4)
+    world.target, world.health["b"] = "b", "stuck"
+    world.run(3)
+    world.command = "resume"
+    decision = world.look()
+    assert decision.consumed and decision.refused and "not ready" in decision.refused
+    world.health = {}
+    world.run(10)
+    assert world.progress is not None and world.progress.step == 0
+    world.command = "resume"
+    assert world.look().refused is None and world.progress.step == 1
