@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.handle import Cluster
-from stack import llmd
+from stack import llmd, rollouts
 from stack.load import Load
 
 NAME = "rolling"
@@ -37,7 +37,12 @@ def test_an_edit_rolls_to_a_new_revision_without_an_error(stack: Cluster, namesp
     assert new != old
     pods = stack.kubectl_json("get", "pods", "-n", namespace, "-l", f"quire.dev/revision={new}")["items"]
     assert "--max-num-seqs=4" in pods[0]["spec"]["containers"][0]["args"]
-    assert [(r["name"], r["ready"]) for r in llmd.get(stack, namespace, NAME)["status"]["revisions"]] == [(new, 1)]
+
+    def told(status: dict[str, Any]) -> bool:
+        return [(each["name"], each["ready"]) for each in status["revisions"]] == [(new, 1)]
+
+    # A revision is told of until its last pod is gone, which answers first what it has.
+    rollouts.until(stack, namespace, NAME, "the old revision to be gone", told, deadline_s=180)
 
 
 def test_an_edit_that_changes_no_pod_rolls_nothing(stack: Cluster, namespace: str) -> None:
