@@ -42,6 +42,26 @@ def used(events: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
     return found
 
 
+def updated(bench: OperatorProcess) -> str | None:
+    """The revision that is wanted, as the status tells."""
+    return ((bench.api.get(bench.path(GROUP, "llmdeployments", "smol")) or {}).get("status") or {}).get(
+        "updatedRevision"
+    )
+
+
+def arrive(bench: OperatorProcess) -> None:
+    """A pod of the wanted revision is ready: what was kept for the way back is not needed any more."""
+    workload = bench.api.get(bench.path("/apis/apps/v1", "deployments", f"smol-{updated(bench)}"))
+    assert workload is not None
+    metadata = {"name": "arrived", "labels": workload["spec"]["template"]["metadata"]["labels"]}
+    pods = bench.path("/api/v1", "pods")
+    body = {"metadata": metadata, "spec": {"containers": [{"name": "engine", "image": "x"}]}}
+    answer = bench.api.create(pods, body, dry_run=False)
+    assert answer.status_code == 201, answer.text
+    ready = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    bench.api.patch(f"{pods}/arrived/status", {"status": ready})
+
+
 def live_through(bench: OperatorProcess) -> None:
     """Everything that an LLMDeployment and a ModelCache may meet, from the first apply to the last edit."""
     deployments = "/apis/apps/v1", "deployments"
@@ -82,7 +102,10 @@ def live_through(bench: OperatorProcess) -> None:
         "autoscaling": {"maxReplicas": 2, "targets": {"queueSize": "4"}},
     }
     hpa = bench.path("/apis/autoscaling/v2", "horizontalpodautoscalers", "smol")
+    before = updated(bench)
     bench.api.patch(own, {"spec": less})
+    bench.until("the last revision", lambda: updated(bench) != before)
+    arrive(bench)
     bench.until("the autoscaler", lambda: bench.api.get(hpa))
     bench.until(
         "the claim is let go",
