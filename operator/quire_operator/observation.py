@@ -52,10 +52,6 @@ class PodView:
     crashing: bool
     """One of its containers keeps ending by itself, and it is not ready."""
     body: Body = field(repr=False, compare=False)
-    ready_at: str | None = None
-    """Since when, as its kubelet says; None where it says nothing."""
-    restarts: int = 0
-    """Of the container that restarted most, those that have done their work left out."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +82,7 @@ def pod_view(body: Body) -> PodView:
     metadata, status = body["metadata"], body.get("status", {})
     marks = metadata.get("labels", {})
     terminating = "deletionTimestamp" in metadata
-    told = find_condition(status, "Ready")
-    ready = not terminating and told is not None and told["status"] == "True"
-    restarts = _restarts(status)
+    ready = not terminating and condition_status(status, "Ready") == "True"
     return PodView(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -98,22 +92,14 @@ def pod_view(body: Body) -> PodView:
         ip=status.get("podIP"),
         ready=ready,
         terminating=terminating,
-        crashing=not ready and not terminating and restarts >= CRASHES,
+        crashing=not ready and not terminating and _restarts(status) >= CRASHES,
         body=body,
-        ready_at=told.get("lastTransitionTime") if told is not None and ready else None,
-        restarts=restarts,
     )
 
 
 def _restarts(status: Body) -> int:
-    items = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
-    return max((item.get("restartCount", 0) for item in items if not _done(item)), default=0)
-
-
-def _done(item: Body) -> bool:
-    """A container that ended well: what it took to get there says nothing of the pod now."""
-    ended = (item.get("state") or {}).get("terminated")
-    return ended is not None and ended.get("exitCode") == 0
+    kinds = ("initContainerStatuses", "containerStatuses")
+    return max((item.get("restartCount", 0) for kind in kinds for item in status.get(kind) or ()), default=0)
 
 
 def workload_views(deployments: Sequence[Body]) -> tuple[WorkloadView, ...]:

@@ -23,7 +23,6 @@ class Pod:
     restarts: int = 0
     terminating: bool = False
     work: int = 0
-    ready_at: float = 0.0
 
 
 @dataclass
@@ -45,7 +44,6 @@ class World:
     weights: Mapping[str, int] = field(default_factory=dict)
     unrouted: Mapping[str, float] = field(default_factory=dict)
     verdict: Literal["pass", "wait", "fail"] = "pass"
-    proven_s: float = 0.0
     last: Decision | None = None
 
     # -- the operator
@@ -66,11 +64,7 @@ class World:
             in_flight=sum(pod.work for pod in ready),
             weight=self.weights.get(name, 0),
             unrouted_at=self.unrouted.get(name),
-            settling=tuple(left for pod in ready if (left := self._settling(pod)) > 0),
         )
-
-    def _settling(self, pod: Pod) -> float:
-        return self.proven_s * (6 if pod.restarts else 1) - abs(self.now - pod.ready_at)
 
     def situation(self) -> Situation:
         return Situation(
@@ -125,8 +119,6 @@ class World:
 
     def _live(self, name: str, pod: Pod) -> None:
         health = self.health.get(name, "healthy")
-        if health == "healthy" and not pod.ready:
-            pod.ready_at = self.now
         pod.ready = health == "healthy"
         pod.restarts += health == "crashes"
         pod.work = 1 if pod.ready and self.routed(name) else 0
@@ -196,11 +188,6 @@ def check(situation: Situation, decision: Decision) -> None:
     after = sum(min(view.ready, sizes[view.name]) for view in views if routed(view))
     least = max(wanted - strategy.limits.max_unavailable, 0)
     assert after >= min(before, least), f"{before} pods answered, {after} are left, {least} must be"
-
-    if strategy.by_weight:
-        before = sum(view.kept_ready for view in views if view.weight > 0)
-        after = sum(min(view.ready, sizes[view.name]) for view in views if weights[view.name] > 0)
-        assert after >= min(before, least), f"{before} pods had requests, only {after} will get them, {least} must"
 
     surge = strategy.limits.max_surge
     surge = max(surge, wanted) if strategy.name == "BlueGreen" else surge

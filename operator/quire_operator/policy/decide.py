@@ -14,7 +14,6 @@ from quire_operator.policy.aims import Aim, aim_of
 from quire_operator.policy.commands import Orders, obey
 from quire_operator.policy.sizes import held, next_sizes, recreate
 from quire_operator.policy.views import Control, Progress, RevisionView, Situation, find
-from quire_operator.policy.weights import by_pods
 
 SETTLE_S = 5.0
 """Within this time every router has heard of a weight, and the pods' counts of requests are of after that."""
@@ -68,11 +67,6 @@ def decide(situation: Situation) -> Decision:
 def stable_of(situation: Situation) -> str:
     """The revision to protect: the last one that was complete, or what serves in its place."""
     target, progress = situation.target, situation.progress
-    if progress is not None and progress.revision not in (target, situation.stable):
-        # Superseded after everything had moved to it: going back would be a rollback that nobody asked for.
-        moved = find(situation.views, progress.revision)
-        if moved.weight == 100 and moved.kept_ready >= situation.wanted > 0 and _steps_done(situation, moved.name):
-            return moved.name
     known = next((view for view in situation.views if view.name == situation.stable), None)
     if known is not None and (known.ready or known.desired):
         return known.name
@@ -88,14 +82,11 @@ def stable_of(situation: Situation) -> str:
 
 def _towards(situation: Situation, goal: str, stable: str, orders: Orders) -> Decision:
     now, wanted, control = situation.now, situation.wanted, orders.control
-    seen = _in_order(situation.views, goal, stable)
-    candidate = find(seen, goal)
-    # Only pods that have proven themselves let a candidate take anything from the others.
-    views = tuple(view.proven if view.name == goal != stable else view for view in seen)
-    progress = situation.progress
-    complete = _complete(situation, views, goal, stable)
+    views = _in_order(situation.views, goal, stable)
+    complete = _complete(views, goal, stable, wanted)
     if complete:
         stable = goal
+    progress = situation.progress
     fresh = progress is None or progress.revision != goal or orders.restart
     if progress is None or fresh:
         progress = Progress(goal, started=now, progressed=now)
@@ -103,15 +94,11 @@ def _towards(situation: Situation, goal: str, stable: str, orders: Orders) -> De
         progress = replace(progress, progressed=now)
 
     aim = aim_of(situation, goal, stable, views, progress, orders, fresh=fresh)
-    if not situation.strategy.by_weight or not any(view.ready for view in views):
-        aim = replace(
-            aim, weights=by_pods(seen)
-        )  # the Service asks every ready pod; and where nobody else could answer
     unrouted = _unrouted(views, aim.weights, now) if situation.strategy.by_weight else {}
     sizes, drain_left = _sizes(situation, goal, stable, views, aim, unrouted, paused=control.paused)
     aborted = control.aborted == situation.target
     hold: Hold | None = None
-    if control.paused and _under_way(views, goal, stable):
+    if control.paused and any(view.desired for view in views if view.name != goal):
         hold = "Paused"
     elif aim.waiting:
         hold = "StepPaused"
@@ -120,13 +107,12 @@ def _towards(situation: Situation, goal: str, stable: str, orders: Orders) -> De
     elif aborted and complete:
         hold = "Aborted"
 
-    progress = _advance(progress, aim.progress, views, now, situation.strategy.deadline_s)
+    progress = _advance(progress, aim.progress, views, now)
     left = situation.strategy.deadline_s - (now - progress.progressed)
     counting = not complete and wanted > 0 and hold is None
     waits = [aim.pause_left_s] if aim.pause_left_s is not None and hold == "StepPaused" else []
     waits += [left] if counting and left > 0 else []
     waits += [drain_left] if drain_left is not None else []
-    waits += candidate.settling if goal != stable else ()
     keep = {goal, stable, situation.target}
     return Decision(
         goal=goal,
@@ -143,10 +129,6 @@ def _towards(situation: Situation, goal: str, stable: str, orders: Orders) -> De
         consumed=orders.consumed,
         refused=orders.refused,
     )
-
-
-def _under_way(views: Sequence[RevisionView], goal: str, stable: str) -> bool:
-    return goal != stable or any(view.desired for view in views if view.name != goal)
 
 
 def _unrouted(views: Sequence[RevisionView], weights: Mapping[str, int], now: float) -> dict[str, float]:
@@ -172,24 +154,14 @@ def _sizes(
     if wanted == 0:
         return {view.name: 0 for view in views} | {goal: 0}, None
     goals = aim.goals
-    new, old = find(views, goal), find(views, stable)
-    if paused and _under_way(views, goal, stable):
-        begun = new.ready or (strategy.name == "Recreate" and new.desired)
-        serving = goal if begun and not old.ready else stable
-        idle = {view.name for view in views if strategy.by_weight and aim.weights[view.name] == 0}
-        in_order = sorted(views, key=lambda view: view.name == stable)
-        goals = held(wanted, in_order, aim.limits, serving=serving, unrouted=idle)
+    if paused and any(view.desired for view in views if view.name != goal):
+        serving = stable if find(views, stable).ready or goal == stable else goal
+        goals = held(wanted, sorted(views, key=lambda view: view.name == stable), aim.limits, serving=serving)
     elif strategy.name == "Recreate":
         return recreate(goal, wanted, views), None
     if not strategy.by_weight:
         return next_sizes(goals, wanted, views, aim.limits), None
     aside = {view.name for view in views if aim.weights[view.name] == 0 or view.weight == 0}
-    if goal != stable and new.ready < wanted:
-        # The stable revision may be without requests because its pods are not ready now. They are missed all the same.
-        if old.ready == 0:
-            aside.discard(stable)
-        elif old.weight == 0 and aim.weights[stable] > 0:
-            goals = {**goals, stable: max(old.desired, goals.get(stable, 0))}
     waits = {
         view.name: left
         for view in views
@@ -216,37 +188,19 @@ def _drain_left(
     return 0.0 if view.in_flight == 0 or passed >= strategy.drain_s else DRAIN_LOOK_S
 
 
-def _advance(
-    before: Progress, after: Progress, views: Sequence[RevisionView], now: float, deadline_s: float
-) -> Progress:
+def _advance(before: Progress, after: Progress, views: Sequence[RevisionView], now: float) -> Progress:
     """Progress is a step, or more ready pods than ever before: one that comes and goes is none."""
     peak = max(before.peak, find(views, before.revision).ready)
-    moved = peak > before.peak or after.step != before.step
-    if before.step_since is not None and after.step_since is None:
-        # A long wait that is lost has used up the deadline, and nobody was late.
-        moved = moved or now - before.step_since >= deadline_s
-    return replace(after, peak=peak, progressed=now if moved else min(before.progressed, now))
+    moved = peak > before.peak or (after.step, after.step_since) != (before.step, before.step_since)
+    return replace(after, peak=peak, progressed=now if moved else before.progressed)
 
 
-def _whole(views: Sequence[RevisionView], goal: str, wanted: int) -> bool:
-    """The wanted size, all ready, and no other revision left that a request could reach."""
+def _complete(views: Sequence[RevisionView], goal: str, stable: str, wanted: int) -> bool:
+    """The wanted size, all ready, and no other revision left. At zero a rollout under way stays where it is."""
     view = find(views, goal)
-    alone = not any(other.desired or other.ready for other in views if other.name != goal)
-    return alone and view.desired == wanted and view.ready >= wanted
-
-
-def _complete(situation: Situation, views: Sequence[RevisionView], goal: str, stable: str) -> bool:
-    """At zero a rollout under way stays where it is; steps that are left are waited for, whatever the sizes are."""
-    if not _whole(views, goal, situation.wanted):
+    if any(other.desired for other in views if other.name != goal) or view.desired != wanted:
         return False
-    if goal == stable:
-        return True
-    return situation.wanted > 0 and (not situation.strategy.by_weight or _steps_done(situation, goal))
-
-
-def _steps_done(situation: Situation, revision: str) -> bool:
-    progress = situation.progress
-    return progress is not None and progress.revision == revision and progress.step >= len(situation.strategy.steps)
+    return view.ready >= wanted if wanted > 0 else goal == stable
 
 
 def _gives_up(situation: Situation, decision: Decision) -> bool:

@@ -13,10 +13,6 @@ from quire_operator.policy.views import Control, Limits, Progress, RevisionView,
 from quire_operator.resources.deadlines import progress_s
 from quire_operator.spec import Deployment
 
-PROVEN_S = 10.0
-PROVEN_AGAIN_S = 60.0
-"""How long a candidate's pod is ready before it counts; longer after a restart: what fails at the first requests fails again."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -40,7 +36,7 @@ def make_plan(
     in_flight: Mapping[str, int] | None = None,
 ) -> Plan:
     """`resize` holds (revision, from, to). in_flight: requests by name of pod, as far as the pods said."""
-    seen = revision_views(workloads, pods, owner.status, in_flight or {}, now=to_seconds(now))
+    seen = revision_views(workloads, pods, owner.status, in_flight or {})
     decision = decide(
         Situation(
             target=revision,
@@ -66,12 +62,7 @@ def make_plan(
 
 
 def revision_views(
-    workloads: Sequence[WorkloadView],
-    pods: Sequence[PodView],
-    status: Status,
-    in_flight: Mapping[str, int],
-    *,
-    now: float,
+    workloads: Sequence[WorkloadView], pods: Sequence[PodView], status: Status, in_flight: Mapping[str, int]
 ) -> tuple[RevisionView, ...]:
     """One per workload; `ready` leaves out pods that are being deleted."""
     told = {revision.name: revision for revision in status.revisions}
@@ -90,19 +81,9 @@ def revision_views(
             in_flight=sum(in_flight[name] for name in ready) if all(name in in_flight for name in ready) else None,
             weight=(before.weight or 0) if before is not None else 0,
             unrouted_at=to_seconds(before.unrouted_at) if before is not None and before.unrouted_at else None,
-            settling=tuple(left for pod in mine if pod.ready and (left := settling_s(pod, now)) > 0),
         )
 
     return tuple(one(workload) for workload in workloads)
-
-
-def settling_s(pod: PodView, now: float) -> float:
-    """Seconds until a ready pod has proven itself; 0 where nobody knows since when it is ready."""
-    if pod.ready_at is None:
-        return 0.0
-    enough = PROVEN_AGAIN_S if pod.restarts else PROVEN_S
-    # Absolute: the clock of a node that is ahead must not hold a rollout for as long as it is.
-    return max(enough - abs(now - to_seconds(pod.ready_at)), 0.0)
 
 
 def strategy_of(spec: Spec) -> Strategy:

@@ -69,19 +69,13 @@ def recreate(target: str, wanted: int, views: Sequence[RevisionView]) -> dict[st
     return {target: wanted if gone else 0, **{view.name: 0 for view in others}}
 
 
-def held(
-    wanted: int, views: Sequence[RevisionView], limits: Limits, *, serving: str, unrouted: Collection[str] = ()
-) -> dict[str, int]:
-    """Goals of a paused rollout: what is there, scaled with the demand. `serving` grows; `views` shrink in their order.
-
-    Pods of the others are capacity where they are ready and get requests; those that are not take room all the same.
-    """
+def held(wanted: int, views: Sequence[RevisionView], limits: Limits, *, serving: str) -> dict[str, int]:
+    """Goals of a paused rollout: what is there, scaled with the demand. `serving` grows; `views` shrink in their order."""
     goals = {view.name: min(view.desired, wanted) for view in views}
-    room = limits.most(wanted) - sum(goals.values())
-    others = (view for view in views if view.name != serving and view.name not in unrouted)
-    capacity = goals.get(serving, 0) + sum(min(view.ready, goals[view.name]) for view in others)
-    goals[serving] = goals.get(serving, 0) + max(min(wanted - capacity, room), 0)
-    excess = max(-room, 0)
+    total = sum(goals.values())
+    if total < wanted:
+        goals[serving] = goals.get(serving, 0) + wanted - total
+    excess = max(total - limits.most(wanted), 0)
     for view in views:
         cut = min(excess, goals[view.name])
         goals[view.name] -= cut

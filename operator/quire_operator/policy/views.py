@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 StrategyName = Literal["RollingUpdate", "Recreate", "BlueGreen", "Canary"]
@@ -14,8 +14,7 @@ class RevisionView:
     """One revision's workload as seen. `pods` includes those being deleted, `ready` does not.
 
     crashing: a pod of it keeps ending by itself. in_flight: requests its pods work on or hold; None when one of them did
-    not say. weight, unrouted_at: as reported last, so as the router knows them. settling: for each pod that is ready
-    but not for long enough to prove anything, the seconds until it is.
+    not say. weight, unrouted_at: as reported last, so as the router knows them.
     """
 
     name: str
@@ -27,12 +26,6 @@ class RevisionView:
     in_flight: int | None = 0
     weight: int = 0
     unrouted_at: float | None = None
-    settling: tuple[float, ...] = ()
-
-    @property
-    def proven(self) -> RevisionView:
-        """With the pods alone that have been ready for long enough."""
-        return replace(self, ready=self.ready - len(self.settling), settling=())
 
     @property
     def kept_ready(self) -> int:
