@@ -11,6 +11,8 @@ STAMP := $(VENV)/.installed
 # Never let the folder `operator` near sys.path as the current directory (it must not become importable).
 export PYTHONSAFEPATH := 1
 E2E := PYTHONPATH=e2e $(PY) -m
+# Files of tests at a time: one more than the CPUs that CI has, for many of them wait. What is long begins first (tests/conftest.py).
+SIDE_BY_SIDE := --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 MODEL ?= smollm2
 ARGS ?=
 
@@ -30,7 +32,7 @@ serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=â
 	@$(PY) -m quire.entrypoints.cli serve $(MODEL) --host=127.0.0.1 $(ARGS)
 
 ## Work on it
-.PHONY: setup lint format check test test-unit test-clients soak fuzz test-asan test-avx512-emulated cross-kernels e2e bench bench-peers bench-check manifests
+.PHONY: setup lint lint-chart format check test test-unit test-clients soak scale fuzz test-asan test-avx512-emulated cross-kernels e2e bench bench-peers bench-check manifests
 setup: $(STAMP) ## the virtual environment .venv with all three packages and the tools
 $(STAMP): $(INSTALL_INPUTS) | python
 	@echo "==> virtual environment and packages (about a minute; the PyPI build of torch takes 5 GB)"
@@ -47,15 +49,19 @@ lint: setup ## ruff, mypy --strict, import-linter, and nothing generated is stal
 	@echo "==> import-linter"; PYTHONPATH=operator:runtime:kernels $(VENV)/bin/lint-imports
 	@echo "==> generated files"; PYTHONPATH=operator $(PY) -m quire_operator.crd --check && $(E2E) dashboards --check
 	@PYTHONPATH=runtime $(PY) -m quire.server.reference --check docs/fields.md
+lint-chart: setup ## the chart by helm lint, helm-unittest, helm-docs, checkov and trivy; pods and Dockerfiles too (ARGS=--write: its README anew)
+	@PYTHONPATH=e2e:tests/support $(PY) -m lint_chart $(ARGS)
 test-unit: setup model ## unit and contract tests
-	@$(PY) -m pytest tests --ignore=tests/clients --numprocesses=2 --dist=loadfile $(ARGS)
-test-clients: setup model ## LangChain, LlamaIndex, LiteLLM, lm-eval, openai for JavaScript, schemathesis against the real server (installs them first)
-	@echo "==> their environments, in the cache (minutes the first time)"; $(PY) tests/support/client_environments.py
-	@$(PY) -m pytest tests/clients $(ARGS)
+	@$(PY) -m pytest tests --ignore=tests/clients $(SIDE_BY_SIDE) $(ARGS)
+test-clients: setup model ## LangChain, LlamaIndex, LiteLLM, lm-eval, openai for JavaScript, schemathesis against the real server
+	@echo "==> other people's clients, installed into the cache (minutes the first time)"; $(PY) tests/support/client_environments.py
+	@$(PY) -m pytest tests/clients $(SIDE_BY_SIDE) $(ARGS)
 soak: setup model ## half an hour of mixed load on the real server; does anything grow? (ARGS="--minutes=30 --workers=48")
 	@PYTHONPATH=tests/support $(PY) -m soak $(ARGS)
+scale: setup ## 500 LLMDeployments on a real API server from cold: seconds, CPU and memory of the operator (ARGS="--count=500")
+	@PYTHONPATH=tests/support:e2e $(PY) -m operator_scale $(ARGS)
 fuzz: setup model ## the property tests with new random examples (minutes); what they find becomes a test of its own
-	@HYPOTHESIS_PROFILE=search $(PY) -m pytest tests --ignore=tests/clients -m hypothesis --numprocesses=2 --dist=loadfile $(ARGS)
+	@HYPOTHESIS_PROFILE=search $(PY) -m pytest tests -m hypothesis $(SIDE_BY_SIDE) $(ARGS)
 test-asan: setup ## the kernels' tests and random calls under AddressSanitizer and UBSan (built apart; a quarter of an hour, the first time more)
 	@e2e/setup/test-kernels asan $(PY) $(ARGS)
 test-avx512-emulated: setup ## the kernels' tests on AVX-512, VNNI and BF16 without such a CPU (needs libsimde-dev)
@@ -65,9 +71,10 @@ cross-kernels: setup ## compile the kernels for aarch64 (needs g++-aarch64-linux
 e2e: setup model ## whole-system tests on a real cluster (brought up if there is none)
 	@$(E2E) stack test $(ARGS)
 check: lint test-unit ## what to run before a commit
-test: ## everything: lint, unit, contract and end-to-end tests
+test: ## everything: lint, unit and contract tests, other people's clients, end-to-end tests
 	@$(MAKE) lint
 	@$(MAKE) test-unit
+	@$(MAKE) test-clients
 	@$(MAKE) e2e
 bench: setup model ## micro benchmarks of the kernels on this machine
 	@$(PY) benchmarks/kernels.py

@@ -99,7 +99,7 @@ class Cluster:
         until: Callable[[Event], bool],
         deadline_s: float,
     ) -> dict[str, Any]:
-        """Watch `kubectl get ARGUMENTS` until an event satisfies `until`; returns that event's object.
+        """Watch `kubectl get ARGUMENTS` until an event satisfies `until`; returns that event's object. `KIND/NAME` may be yet to come.
 
         `what` names the wait for the error. Nothing is polled; a watch that the server closes is opened again.
         """
@@ -120,7 +120,8 @@ class Cluster:
         )
 
     def _events(self, arguments: tuple[str, ...], end: float) -> Iterator[Event]:
-        command = [str(self.kubectl_program), "get", *arguments, "--watch", "--output-watch-events", "-o", "json"]
+        shown = ("--watch", "--output-watch-events", "-o", "json")
+        command = [str(self.kubectl_program), "get", *as_list(arguments), *shown]
         with subprocess.Popen(
             command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
@@ -164,6 +165,20 @@ def exports(cluster: Cluster) -> dict[str, str]:
     path = os.pathsep.join([*(folder for folder in folders if folder not in here), *here])
     around = ",".join(bypass)  # programs differ in which spelling they read
     return {"KUBECONFIG": str(cluster.kubeconfig), "NO_PROXY": around, "no_proxy": around, "PATH": path}
+
+
+def as_list(arguments: Iterable[str]) -> list[str]:
+    """`KIND/NAME` as a list of at most one. A watch of a list goes on from the list's version. That of an object does not: kubectl gets the
+    object, then takes the first event of a new watch for the same and skips it, so what happens in between is never shown."""
+    listed = []
+    for argument in arguments:
+        kind, slash, name = argument.partition("/")
+        listed += (
+            [kind, f"--field-selector=metadata.name={name}"]
+            if slash and re.fullmatch("[a-z0-9.]+", kind)
+            else [argument]
+        )
+    return listed
 
 
 def own_timeout(arguments: Iterable[str]) -> float:

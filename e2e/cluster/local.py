@@ -167,10 +167,7 @@ class LocalProvider:
             for node in config.node_machines:
                 self._start(record, node.name, "containerd")
             client = ApiClient(layout.network.address(0), layout.pki)
-            log = layout.log("cp", "apiserver")
-            wait.until(
-                "cp: the API server ready", client.not_ready, deadline_s=READY_DEADLINE_S, interval_s=0.2, log=log
-            )
+            self._wait_for_api(client)
             self._authorise_dns(client)
         with progress.step("controllers, scheduler, DNS and nodes"):
             self._start(record, "cp", "controller-manager", "scheduler", "coredns")
@@ -219,6 +216,10 @@ class LocalProvider:
         log = self._layout.log(name, "containerd")
         wait.until(f"{name}: containerd answers", containerd.answers, deadline_s=READY_DEADLINE_S, log=log)
         self._start(record, name, *(daemon for daemon in record.daemons[name] if daemon != "containerd"))
+
+    def _wait_for_api(self, client: ApiClient) -> None:
+        log = self._layout.log("cp", "apiserver")
+        wait.until("cp: the API server ready", client.not_ready, deadline_s=READY_DEADLINE_S, interval_s=0.2, log=log)
 
     def _authorise_dns(self, client: ApiClient) -> None:
         group = "/apis/rbac.authorization.k8s.io/v1"
@@ -373,11 +374,12 @@ class LocalProvider:
     # --- faults and repair, for tests --------------------------------------------------------------------------------
 
     def restart_daemon(self, name: str, daemon: str) -> None:
-        """End a daemon and start it again with the same command line."""
+        """End a daemon and start it again with the same command line; returns when the API server is ready (again)."""
         with exclusive(self._layout.lock, self._progress, "the cluster"):
             record = self._running()
             processes.end(record.machines[name].daemons[daemon])
             self._start(record, name, daemon)
+            self._wait_for_api(ApiClient(self._layout.network.address(0), self._layout.pki))
 
     def power_off(self, name: str) -> None:
         """End a machine and everything in it at once. `boot` brings it back; `up` would rebuild the cluster."""

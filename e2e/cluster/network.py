@@ -77,9 +77,14 @@ def create_bridge(network: Network) -> None:
 
 
 def connect(network: Network, machine: Machine, init: Process, machines: Iterable[Machine]) -> None:
-    """The machine's link, address and routes, on both sides. Also after the machine booted again."""
+    """The machine's link, address and routes, on both sides. Also after the machine booted again.
+
+    The kernel takes a dead namespace apart some time after its last process: until then the link of the boot before is there.
+    """
     link = network.veth(machine.name)
     address = network.address(machine.index)
+    if link in host_links():
+        _delete(link)
     run(["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(init.pid)])
     run(["ip", "link", "set", link, "master", network.bridge, "up"])
     inside = [
@@ -109,10 +114,15 @@ def route_host(network: Network, machines: Iterable[Machine]) -> None:
 
 
 def remove(network: Network) -> None:
-    """Delete the links; routes go with the bridge. A link whose namespace is just dying may vanish meanwhile."""
+    """Delete the links; routes go with the bridge."""
     for link in reversed(owned_links(network, host_links())):
-        try:
-            run(["ip", "link", "delete", link])
-        except CommandError:
-            if link in host_links():
-                raise
+        _delete(link)
+
+
+def _delete(link: str) -> None:
+    """A link whose namespace is just dying may vanish meanwhile."""
+    try:
+        run(["ip", "link", "delete", link])
+    except CommandError:
+        if link in host_links():
+            raise

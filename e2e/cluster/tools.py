@@ -76,6 +76,17 @@ HELM = Tool(
 )
 COREDNS = Tool("coredns", "github.com/coredns/coredns", "v1.15.0", ("quire.dev/e2e/tools/coredns",))
 ALL = (KUBERNETES, HELM, COREDNS)
+HELM_UNITTEST = Tool(
+    "helm-unittest",
+    "github.com/helm-unittest/helm-unittest",
+    "v1.1.2",
+    ("github.com/helm-unittest/helm-unittest/cmd/helm-unittest",),
+)
+HELM_DOCS = Tool(
+    "helm-docs", "github.com/norwoodj/helm-docs", "v1.14.2", ("github.com/norwoodj/helm-docs/cmd/helm-docs",)
+)
+CHART = (HELM, HELM_UNITTEST, HELM_DOCS)
+"""What `make lint-chart` runs; no cluster needs the last two."""
 
 
 def build_flags(tool: Tool) -> tuple[str, ...]:

@@ -5,15 +5,36 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dashboards.grafana import dashboard_json
-from dashboards.panels import ROWS
+from dashboards import cluster_panels, panels
+from dashboards.grafana import Variable, dashboard_json
 
 FOLDER = Path(__file__).resolve().parents[2] / "charts" / "quire" / "files" / "dashboards"
 
 
 def made() -> dict[Path, str]:
     """Each file and what it should hold."""
-    return {FOLDER / "quire-engines.json": dashboard_json("Quire engines", "quire-engines", ROWS)}
+    return {
+        FOLDER / "quire-engines.json": dashboard_json(
+            "Quire engines",
+            "quire-engines",
+            panels.ROWS,
+            description="Engines of Quire: what runs and waits, latencies, throughput, KV cache.",
+            variables=(
+                Variable("model", "Model", "label_values(quire_engine_info, model_name)"),
+                Variable("instance", "Engine", 'label_values(quire_engine_info{model_name=~"$model"}, instance)'),
+            ),
+        ),
+        FOLDER / "quire-cluster.json": dashboard_json(
+            "Quire cluster",
+            "quire-cluster",
+            cluster_panels.ROWS,
+            description="Router and operator of Quire: answers by model and status, endpoints, replicas, what fails.",
+            variables=(
+                Variable("model", "Model", "label_values(quire_router_requests_total, model)"),
+                Variable("namespace", "Namespace", "label_values(quire_operator_replicas, namespace)"),
+            ),
+        ),
+    }
 
 
 def main(arguments: list[str]) -> int:

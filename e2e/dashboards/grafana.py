@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, timeseries
@@ -23,23 +24,32 @@ from dashboards.panels import Panel, Query, Row
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
-def dashboard_json(title: str, uid: str, rows: Sequence[Row]) -> str:
+@dataclass(frozen=True)
+class Variable:
+    """What a reader may choose, of the values that a query gives."""
+
+    name: str
+    label: str
+    query: str
+
+
+def dashboard_json(
+    title: str, uid: str, rows: Sequence[Row], *, description: str, variables: Sequence[Variable]
+) -> str:
     """A whole dashboard, as its file holds it."""
     made = (
         dashboard.Dashboard(title)
         .uid(uid)
         .tags(["quire", "llm"])
-        .description("Engines of Quire: what runs and waits, latencies, throughput, KV cache.")
+        .description(description)
         .refresh("30s")
         .time("now-1h", "now")
         .timezone(TimeZoneBrowser)
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(_variable("model", "Model", "label_values(quire_engine_info, model_name)"))
-        .with_variable(
-            _variable("instance", "Engine", 'label_values(quire_engine_info{model_name=~"$model"}, instance)')
-        )
     )
+    for variable in variables:
+        made = made.with_variable(_variable(variable))
     ids = itertools.count(1)
     for row in rows:
         made = made.with_row(dashboard.Row(row.title).id(next(ids)))
@@ -49,12 +59,12 @@ def dashboard_json(title: str, uid: str, rows: Sequence[Row]) -> str:
     return text + "\n"
 
 
-def _variable(name: str, label: str, query: str) -> Any:
+def _variable(variable: Variable) -> Any:
     return (
-        dashboard.QueryVariable(name)
-        .label(label)
+        dashboard.QueryVariable(variable.name)
+        .label(variable.label)
         .datasource(SOURCE)
-        .query(query)
+        .query(variable.query)
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .multi(True)
         .include_all(True)

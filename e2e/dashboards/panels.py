@@ -1,4 +1,7 @@
-"""What the dashboard of engines shows: rows of panels, each with its queries. Data only, so that tests can run every query."""
+"""What the dashboard of engines shows: rows of panels, each with its queries. Data only, so that tests can run every query.
+
+`cluster_panels` is the same of router and operator.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from stack.progress import StepFailed
 def stream_chat(
     base_url: str, model: str, question: str, *, max_tokens: int, temperature: float = 0.0
 ) -> Iterator[str]:
-    """Ask one question with streaming; yields pieces of the answer as they come."""
+    """Ask one question with streaming; yields pieces of the answer as they come. Raises StepFailed for one that is not whole."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": question}],
@@ -29,13 +29,18 @@ def stream_chat(
             raise StepFailed(
                 f"the router answered {response.status_code}: {response.read().decode(errors='replace')[:500]}"
             )
+        reason, done = None, False
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
+            done = done or data == "[DONE]"
             if data == line or data == "[DONE]":
                 continue
             event = json.loads(data)
             if "error" in event:
                 raise StepFailed(f"the stream ended with an error: {event['error']}")
             for choice in event["choices"]:
+                reason = choice.get("finish_reason") or reason
                 if piece := choice["delta"].get("content"):
                     yield piece
+        if reason is None or not done:
+            raise StepFailed(f"the stream is truncated: finish_reason {reason}, {'with' if done else 'without'} [DONE]")

@@ -62,3 +62,13 @@ def condition(cluster: Cluster, namespace: str, name: str, kind: str) -> dict[st
     """The condition of that type; empty where there is none."""
     conditions: list[dict[str, Any]] = get(cluster, namespace, name).get("status", {}).get("conditions", [])
     return next((c for c in conditions if c["type"] == kind), {})
+
+
+def prove_acted_on(cluster: Cluster, namespace: str, name: str, replicas: int) -> None:
+    """Two edits that need no pod, waited for: an operator is there and acts on this object."""
+    scaling = {"minReplicas": replicas, "maxReplicas": replicas, "targets": {"queueSize": "1000"}}
+    patch_spec(cluster, namespace, name, {"replicas": None, "autoscaling": scaling})
+    cluster.wait(f"hpa/{name}", "create", namespace=namespace, deadline_s=120)
+    patch_spec(cluster, namespace, name, {"replicas": replicas, "autoscaling": None})
+    cluster.wait(f"hpa/{name}", "delete", namespace=namespace, deadline_s=120)
+    wait_ready(cluster, namespace, name)

@@ -40,6 +40,11 @@ class Prepared:
     runtime: Image
     operator: Image
 
+    @property
+    def references(self) -> dict[str, str]:
+        """Environment for processes that use the same images, so that they neither build nor load them."""
+        return {VARIABLES["runtime"]: self.runtime.ref, VARIABLES["operator"]: self.operator.ref}
+
 
 def given_images(environment: Mapping[str, str], provider: str) -> dict[str, Image] | None:
     """Images that the caller names instead of having them built. Raises UsageError where they must be and are not."""

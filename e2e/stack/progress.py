@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,13 +43,20 @@ def run_modules(*calls: Sequence[str]) -> list[str]:
 
 @contextmanager
 def started(
-    *commands: Sequence[str], stdin: int | None = subprocess.DEVNULL, stdout: int | None = None
+    *commands: Sequence[str],
+    stdin: int | None = subprocess.DEVNULL,
+    stdout: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """The commands' processes, in the repository's root. Those that still run after the block are told to end what they started."""
+    """The commands' processes, in the repository's root, with `environment` beside this process's own. Those that still run after the block are told to end what they started."""
     children: list[subprocess.Popen[str]] = []
     try:
         for command in commands:
-            children.append(subprocess.Popen(command, cwd=ROOT, stdin=stdin, stdout=stdout, text=True))
+            children.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, stdin=stdin, stdout=stdout, text=True, env={**os.environ, **(environment or {})}
+                )
+            )
         yield children
     finally:
         for child in children:

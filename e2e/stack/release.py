@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cluster.handle import Cluster
 from stack.prepare import Prepared
 from stack.progress import PROGRESS, ROOT
@@ -16,7 +18,7 @@ def installed(cluster: Cluster) -> bool:
     return NAME in cluster.helm("list", "--namespace", NAMESPACE, "--all", "--short").split()
 
 
-def install(prepared: Prepared, *values: str) -> None:
+def install(prepared: Prepared, *values: str, chart: Path = CHART) -> None:
     """`helm upgrade --install`, waiting until operator and router are ready. values: extra `--set` expressions."""
     settings = [
         f"images.runtime.repository={prepared.runtime.repository}",
@@ -28,7 +30,7 @@ def install(prepared: Prepared, *values: str) -> None:
     sets = [word for setting in settings for word in ("--set", setting)]
     with PROGRESS.step(f"chart {NAME} in {NAMESPACE}"):
         prepared.cluster.helm(
-            "upgrade", "--install", NAME, str(CHART), "--namespace", NAMESPACE, "--create-namespace",
+            "upgrade", "--install", NAME, str(chart), "--namespace", NAMESPACE, "--create-namespace",
             *sets, "--wait", "--timeout", "180s",
         )  # fmt: skip
 

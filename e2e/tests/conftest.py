@@ -1,10 +1,13 @@
 """Fixtures of the whole-system tests: one stack for the session, one namespace per test module.
 
+Modules run side by side (`stack.__main__`). One that replaces or breaks what others stand on (operator, router, a node, a daemon) has
+the mark `alone`.
 The release and the cluster are left as they were found: a release that was there stays, one that the tests installed goes.
 """
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 
@@ -32,6 +35,10 @@ def cluster(prepared: Prepared) -> Cluster:
 @pytest.fixture(scope="session")
 def stack(prepared: Prepared) -> Iterator[Cluster]:
     """The chart installed from this tree, operator and router ready."""
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one of several at the same time: `python -m stack test` has installed it
+        assert release.installed(prepared.cluster), "run several at a time with `make e2e`"
+        yield prepared.cluster
+        return
     was_there = release.installed(prepared.cluster)
     release.install(prepared)
     yield prepared.cluster
@@ -48,7 +55,7 @@ def namespace(stack: Cluster) -> Iterator[str]:
     yield name
     stack.kubectl("delete", "llmd", "--all", "--namespace", name, "--timeout=60s")
     stack.kubectl("wait", "pods", "--all", "--namespace", name, "--for=delete", "--timeout=120s")
-    stack.kubectl("delete", "namespace", name, "--timeout=120s")
+    stack.kubectl("delete", "namespace", name, "--wait=false")  # what is left in it needs nobody
 
 
 @pytest.fixture(scope="module")

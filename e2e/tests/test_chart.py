@@ -23,6 +23,7 @@ REFUSED = re.compile(r"\b(status|code)\D{0,3}403\b|[Ff]orbidden")
 EVERYTHING: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "operator": {
+        "replicas": 2,
         "extraEnv": [{"name": "QUIRE_OPERATOR_WORKERS", "value": "4"}],
         "podLabels": {"team": "a"},
         "podAnnotations": {"note": "b"},
@@ -47,7 +48,7 @@ def restricted(stack: Cluster) -> Iterator[str]:
     stack.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
     stack.wait("serviceaccount/default", "create", namespace=name, deadline_s=60)
     yield name
-    stack.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s")
+    stack.kubectl("delete", "namespace", name, "--wait=false")
 
 
 def render(cluster: Cluster, namespace: str, values: dict[str, Any], scratch: Path) -> list[dict[str, Any]]:

@@ -152,7 +152,11 @@ def test_recreate_never_runs_two_revisions(stack: Cluster, namespace: str) -> No
         stack, namespace, name, "the new revision", lambda found: found.get("updatedRevision") != old, deadline_s=30
     )["updatedRevision"]
     stack.wait(f"deployment/{name}-{new}", "jsonpath={.spec.replicas}=1", namespace=namespace, deadline_s=120)
-    assert {pod["metadata"]["labels"]["quire.dev/revision"] for pod in rollouts.pods(stack, namespace, name)} <= {new}
+    # A pod whose containers have ended may still be listed for a moment.
+    left = [
+        pod for pod in rollouts.pods(stack, namespace, name) if pod["status"]["phase"] not in ("Succeeded", "Failed")
+    ]
+    assert {pod["metadata"]["labels"]["quire.dev/revision"] for pod in left} <= {new}
     llmd.wait_ready(stack, namespace, name)
     remove(stack, namespace, name)
 
@@ -215,30 +219,4 @@ def test_a_revert_during_a_rollout_touches_no_old_pod(stack: Cluster, namespace:
         deadline_s=90,
     )
     assert untouched <= rollouts.identities(stack, namespace, name)
-    remove(stack, namespace, name)
-
-
-def test_another_operator_with_another_default_image_restarts_nothing(
-    stack: Cluster, namespace: str, router: str
-) -> None:
-    name = "adopted"
-    old = deploy(stack, namespace, name, {})
-    untouched = rollouts.identities(stack, namespace, name)
-    operator = ("deployment/quire-operator", "-n", "quire-system")
-    image = stack.kubectl(
-        "get", *operator, "-o",
-        'jsonpath={.spec.template.spec.containers[0].env[?(@.name=="QUIRE_OPERATOR_RUNTIME_IMAGE")].value}',
-    )  # fmt: skip
-    try:
-        with Load(router, name, clients=1, max_tokens=24) as load:
-            stack.kubectl("set", "env", *operator, "QUIRE_OPERATOR_RUNTIME_IMAGE=quire/runtime:of-another-release")
-            stack.kubectl("rollout", "status", *operator, "--timeout=120s")
-            llmd.patch_spec(stack, namespace, name, {"rollout": {"progressDeadline": "21m"}})
-            llmd.wait_ready(stack, namespace, name)  # the new process has seen the new generation
-        assert load.completed > 0 and load.errors == []
-        assert rollouts.identities(stack, namespace, name) == untouched
-        assert rollouts.current(stack, namespace, name) == old
-    finally:
-        stack.kubectl("set", "env", *operator, f"QUIRE_OPERATOR_RUNTIME_IMAGE={image}")
-        stack.kubectl("rollout", "status", *operator, "--timeout=120s")
     remove(stack, namespace, name)

@@ -3,7 +3,9 @@
     OperatorError
     ├── SettingsError     the start is refused: a QUIRE_OPERATOR_* variable has a bad value
     ├── SpecError         one LLMDeployment is not acceptable; it becomes a condition and waits for the next edit
-    └── ApplyError        the API server refused a child; it becomes a condition and is tried again with back-off
+    ├── ApplyError        the API server refused a child; it becomes a condition and is tried again with back-off
+    ├── PluginError       `kubectl llmd` cannot do what was asked; it ends with this sentence
+    └── NotLeadingError   another operator holds the lease; the look ends, and is no failure
 
 Everything else is a fault of this program or of the network: logged with its trace, tried again with back-off.
 Every message says what, where, and what would help, in one line.
@@ -26,3 +28,11 @@ class SpecError(OperatorError):
 
 class ApplyError(OperatorError):
     """The API server refused a child object; the message names the object and carries the server's sentence."""
+
+
+class PluginError(OperatorError):
+    """A command of `kubectl llmd` makes no sense or cannot be done; the message says why and what would help."""
+
+
+class NotLeadingError(OperatorError):
+    """This process must not write: it does not hold the lease, or not any more."""

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 WATCHED_CHILDREN = (
     ("apps", "v1", "deployments"),
+    ("apps", "v1", "statefulsets"),
     ("", "v1", "pods"),
     ("", "v1", "services"),
     ("autoscaling", "v2", "horizontalpodautoscalers"),

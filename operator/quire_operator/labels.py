@@ -32,6 +32,22 @@ MODEL_CACHE = "quire.dev/modelcache"
 STABLE = "stable"
 CANDIDATE = "candidate"
 LEADER = "leader"
+WORKER = "worker"
+
+UNIT = "quire.dev/unit"
+"""On workers and their StatefulSets: index of the unit of pods (one replica over several nodes) that they belong to."""
+UNIT_PODS = "quire.dev/unit-pods"
+"""On the headless Service that gives the pods of units their names, with the name of the LLMDeployment. Not DEPLOYMENT: the router follows that."""
+UNIT_SIZE = "quire.dev/unit-size"
+"""Annotation on the StatefulSet of leaders: pods of each unit."""
+UNIT_STATE = "quire.dev/unit-state"
+"""Annotation on the StatefulSet of a unit's workers: which pods are one unit, and how often it began anew (`policy.units`)."""
+UNIT_READY = "quire.dev/unit-ready"
+"""Condition and readiness gate of leaders: all workers are ready too."""
+
+LWS_GROUP = "leaderworkerset.x-k8s.io"
+LWS_UNIT = "leaderworkerset.sigs.k8s.io/group-index"
+"""Label that the LeaderWorkerSet controller gives to its pods."""
 
 APPLIED_HASH = "quire.dev/applied-hash"
 """Annotation on children: hash of what the operator last applied, so that an unchanged child costs no write."""
@@ -71,6 +87,11 @@ def child_labels(name: str) -> dict[str, str]:
 def cache_claim(model_cache: str) -> str:
     """Claim of the ModelCache of that name; LLMDeployments mount it without asking for the ModelCache."""
     return f"{model_cache}-modelcache"
+
+
+def unit_service(name: str) -> str:
+    """The headless Service of the LLMDeployment `name`, where its replicas are units of pods."""
+    return f"{name}-units"
 
 
 def selector_text(labels: Mapping[str, str]) -> str:

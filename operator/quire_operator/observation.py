@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from quire_operator import labels
 from quire_operator.spec import Key
 
 Body = Mapping[str, Any]
+WorkloadKind = Literal["Deployment", "StatefulSet", "LeaderWorkerSet"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,15 @@ class Observation:
     service: Body | None
     """Of the LLMDeployment's name, whoever made it; so is the next."""
     hpa: Body | None
+    sets: Sequence[Body] = ()
+    """StatefulSets, of leaders and of workers."""
+    groups: Sequence[Body] = ()
+    """LeaderWorkerSets."""
+
+    @property
+    def workloads(self) -> list[Body]:
+        """One of each revision, whatever its kind."""
+        return [*self.deployments, *self.groups, *(each for each in self.sets if role_of(each) == labels.LEADER)]
 
     @property
     def own_hpa(self) -> Body | None:
@@ -35,6 +45,9 @@ class Observation:
     def key(self) -> Key:
         metadata = self.body["metadata"]
         return Key(metadata["namespace"], metadata["name"])
+
+
+_LEADER = labels.LEADER
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,18 @@ class PodView:
     crashing: bool
     """One of its containers keeps ending by itself, and it is not ready."""
     body: Body = field(repr=False, compare=False)
+    ready_at: str | None = None
+    """Since when, as its kubelet says; None where it says nothing."""
+    restarts: int = 0
+    """Of the container that restarted most, those that have done their work left out."""
+    uid: str = ""
+    role: str = _LEADER
+    unit: int | None = None
+    """Index of the unit of pods that it belongs to; None where a replica is one pod."""
+    containers_ready: bool = False
+    gate: bool = False
+    """It says that the whole unit is ready."""
+    engine_restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +90,14 @@ class WorkloadView:
     failure: str | None
     intent: str = ""
     model: str | None = None
+    kind: WorkloadKind = "Deployment"
+    unit_size: int = 1
+    """Pods of each replica."""
+
+    @property
+    def ordered(self) -> bool:
+        """It shrinks from the end, whatever is ready there."""
+        return self.kind != "Deployment"
 
 
 CRASHES = 3
@@ -82,7 +115,10 @@ def pod_view(body: Body) -> PodView:
     metadata, status = body["metadata"], body.get("status", {})
     marks = metadata.get("labels", {})
     terminating = "deletionTimestamp" in metadata
-    ready = not terminating and condition_status(status, "Ready") == "True"
+    told = find_condition(status, "Ready")
+    ready = not terminating and told is not None and told["status"] == "True"
+    restarts = _restarts(status)
+    inside = find_condition(status, "ContainersReady")
     return PodView(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -92,19 +128,52 @@ def pod_view(body: Body) -> PodView:
         ip=status.get("podIP"),
         ready=ready,
         terminating=terminating,
-        crashing=not ready and not terminating and _restarts(status) >= CRASHES,
+        crashing=not ready and not terminating and restarts >= CRASHES,
         body=body,
+        ready_at=told.get("lastTransitionTime") if told is not None and ready else None,
+        restarts=restarts,
+        uid=metadata.get("uid", ""),
+        role=role_of(body),
+        unit=_unit(marks),
+        containers_ready=inside is not None and inside["status"] == "True",
+        gate=condition_status(status, labels.UNIT_READY) == "True",
+        engine_restarts=max((item.get("restartCount", 0) for item in status.get("containerStatuses") or ()), default=0),
     )
 
 
+def role_of(body: Body) -> str:
+    """Of a pod or workload; what says nothing answers requests."""
+    role: str = body["metadata"].get("labels", {}).get(labels.ROLE, labels.LEADER)
+    return role
+
+
+def _unit(marks: Mapping[str, str]) -> int | None:
+    told = marks.get(labels.UNIT) or marks.get(labels.LWS_UNIT) or marks.get("apps.kubernetes.io/pod-index")
+    return int(told) if told is not None and told.isdigit() else None
+
+
 def _restarts(status: Body) -> int:
-    kinds = ("initContainerStatuses", "containerStatuses")
-    return max((item.get("restartCount", 0) for kind in kinds for item in status.get(kind) or ()), default=0)
+    items = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+    return max((item.get("restartCount", 0) for item in items if not _done(item)), default=0)
 
 
-def workload_views(deployments: Sequence[Body]) -> tuple[WorkloadView, ...]:
+def _done(item: Body) -> bool:
+    """A container that ended well: what it took to get there says nothing of the pod now."""
+    ended = (item.get("state") or {}).get("terminated")
+    return ended is not None and ended.get("exitCode") == 0
+
+
+def workload_views(workloads: Sequence[Body]) -> tuple[WorkloadView, ...]:
     """By name."""
-    return tuple(sorted((_workload_view(body) for body in deployments), key=lambda view: view.name))
+    return tuple(sorted((_workload_view(body) for body in workloads), key=lambda view: view.name))
+
+
+def kind_of(workload: Body) -> WorkloadKind:
+    """Items of a list carry no kind; what they are is seen in their spec."""
+    spec = workload.get("spec", {})
+    if "leaderWorkerTemplate" in spec:
+        return "LeaderWorkerSet"
+    return "StatefulSet" if "serviceName" in spec else "Deployment"
 
 
 def _workload_view(body: Body) -> WorkloadView:
@@ -119,6 +188,8 @@ def _workload_view(body: Body) -> WorkloadView:
         failure=failure.get("message") if failure is not None and failure.get("status") == "True" else None,
         intent=notes.get(labels.INTENT_HASH, ""),
         model=notes.get(labels.MODEL),
+        kind=kind_of(body),
+        unit_size=int(notes.get(labels.UNIT_SIZE, 1)),
     )
 
 

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
-from collections.abc import Coroutine, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import httpx2
 from lightkube.core.exceptions import ApiError
 
-from quire_operator import labels
+from quire_operator import labels, telemetry
 from quire_operator.cluster import Cluster, connect, kinds
+from quire_operator.cluster.lease import LeaseStore
 from quire_operator.controllers import Adapters, ModelCaches
+from quire_operator.election import TURN_S, Alone, Election, Leadership
+from quire_operator.errors import NotLeadingError
 from quire_operator.handlers import Watched, watch
 from quire_operator.health import Probe, WatchMonitor, start_servers
 from quire_operator.metrics_api import MetricsApi
@@ -26,7 +31,7 @@ from quire_operator.reconcile import Reconciler
 from quire_operator.resources import PodDefaults
 from quire_operator.settings import Settings
 from quire_operator.spec import Key
-from quire_operator.workqueue import WorkQueue
+from quire_operator.workqueue import Outcome, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +43,27 @@ SMALL_WORKERS = 2
 class Operator:
     """One process's worth of operator."""
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings, leadership: Leadership | None = None) -> None:
         self._cluster = cluster
         self._settings = settings
+        self._leadership = leadership or Alone()
+        self._leadership.changed = self._leader_changed
+        telemetry.LEADER.set_function(lambda: float(self._leadership.leading))
+        self._woken = asyncio.Event()
         self._samples = Samples(settings.stale_after_s)
         self._verifier = Verifier(settings.router_url, changed=self._look_again)
-        self._reconciler = Reconciler(cluster, settings, self._samples, self._verifier)
-        self._queue: WorkQueue[Key] = WorkQueue(self._reconciler)
-        self._caches: WorkQueue[Key] = WorkQueue(ModelCaches(cluster, PodDefaults.from_settings(settings)))
-        self._adapters = Adapters(cluster)
-        self._adapter_queue: WorkQueue[Key] = WorkQueue(self._adapters)
+        self._adapters = Adapters(cluster, changed=self._look_again_at_it, wanted=self._look_at_adapters)
+        self._reconciler = Reconciler(cluster, settings, self._samples, self._verifier, adapters=self._adapters.told)
+        self._queue: WorkQueue[Key] = WorkQueue(self._led(self._reconciler, self._reconciler.follow))
+        self._caches: WorkQueue[Key] = WorkQueue(self._led(ModelCaches(cluster, PodDefaults.from_settings(settings))))
+        self._adapter_queue: WorkQueue[Key] = WorkQueue(self._led(self._adapters))
         self._others: tuple[Watched, ...] = ()
         self._monitor = WatchMonitor()
-        self._metrics_api = MetricsApi(cluster, settings, self._samples) if settings.metrics_api else None
+        self._metrics_api = (
+            MetricsApi(cluster, settings, self._samples, leading=lambda: self._leadership.leading)
+            if settings.metrics_api
+            else None
+        )
         self._synced = False
 
     async def run(self) -> None:
@@ -85,6 +98,7 @@ class Operator:
             "workers of LLMAdapters": self._adapter_queue.run(SMALL_WORKERS),
             "resync": self._resync(),
             "scraper": scraper.run(),
+            "election": self._leadership.run(),
         }
         if self._metrics_api is not None:
             parts["metrics API"] = self._metrics_api.run()
@@ -98,6 +112,7 @@ class Operator:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._leadership.release()  # nothing writes any more
 
     async def _wait_for_definition(self) -> None:
         """The chart may create the CRD at the same moment; kopf wants to find it when it starts."""
@@ -134,7 +149,37 @@ class Operator:
             self._synced = True
             if await self._resync_small_kinds():
                 return
-            await asyncio.sleep(self._settings.resync_interval_s)
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Until the next resync: a new leader begins with one."""
+        try:
+            async with asyncio.timeout(self._settings.resync_interval_s):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+        self._woken.clear()
+
+    def _leader_changed(self) -> None:
+        self._woken.set()
+        if self._metrics_api is not None:
+            self._metrics_api.look_again()
+
+    def _led(
+        self, act: Callable[[Key], Awaitable[Outcome]], follow: Callable[[Key], Awaitable[Outcome]] | None = None
+    ) -> Callable[[Key], Awaitable[Outcome]]:
+        """`act` where this process leads, else `follow`. What comes too late is no failure: another one does it."""
+
+        async def work(key: Key) -> Outcome:
+            if not self._leadership.leading:
+                return Outcome() if follow is None else await follow(key)
+            try:
+                return await act(key)
+            except NotLeadingError as error:
+                log.info("%s is left to another operator: %s", key, error)
+                return Outcome()
+
+        return work
 
     def _small_kinds(self) -> tuple[Watched, ...]:
         caches = (("batch", "v1", "jobs"), ("", "v1", "persistentvolumeclaims"))
@@ -182,9 +227,12 @@ class Operator:
         self._adapters.concern(key)
         self._adapter_queue.add(key)
 
+    def _look_again_at_it(self, key: Key) -> None:
+        self._queue.add(key)
+
     def _look_again(self, key: Key) -> None:
         self._queue.add(key)
-        if self._adapters.concerns(key) and any(each.plural == labels.ADAPTERS for each in self._others):
+        if self._adapters.concerns(key):
             self._adapter_queue.add(key)
 
     def _why_not_ready(self) -> str | None:
@@ -208,8 +256,19 @@ def _deployment_key(body: Mapping[str, Any]) -> Key | None:
 
 async def operate(settings: Settings) -> None:
     """Connect and run."""
-    client = connect()
+    if not settings.leader_election:
+        client = connect()
+        try:
+            await Operator(Cluster(client, groups=settings.leader_worker_set), settings).run()
+        finally:
+            await client.close()
+        return
+    own = connect(timeout_s=TURN_S)
+    me = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"  # a process that starts again in a pod is another one
+    election = Election(LeaseStore(own, settings.namespace, settings.lease), me)
+    client = connect(election.require)
     try:
-        await Operator(Cluster(client), settings).run()
+        await Operator(Cluster(client, groups=settings.leader_worker_set), settings, election).run()
     finally:
         await client.close()
+        await own.close()

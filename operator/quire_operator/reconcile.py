@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
 from quire_operator import labels, telemetry
 from quire_operator.api import Status
-from quire_operator.cluster import Cluster, Supplies, kinds
+from quire_operator.cluster import Cluster, Supplies, Units, kinds, leaders_of
 from quire_operator.errors import ApplyError, SpecError
-from quire_operator.observation import Body, Observation, pod_views, workload_views
-from quire_operator.policy import Plan, intent_of, make_plan, revision_of, standing_revision
+from quire_operator.observation import Body, Observation, WorkloadKind, kind_of, pod_views, workload_views
+from quire_operator.policy import Plan, intent_of, make_plan, revision_of, standing_revision, to_seconds
 from quire_operator.probe import Samples, Verifier
 from quire_operator.resources import (
     PodDefaults,
-    build_deployment,
     build_hpa,
     build_pod_template,
     build_service,
     build_supplies,
+    build_workload,
     supply_names,
     workload_name,
 )
 from quire_operator.settings import Settings
 from quire_operator.spec import Deployment, Key, parse, parse_status
 from quire_operator.status import (
+    AdapterReading,
     Event,
     Facts,
     Verification,
@@ -46,15 +47,26 @@ log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Call it with a key; it is the work of the queue."""
+    """Call it with a key; it is the work of the queue. `adapters` tells what its pods have; None: not known yet."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, samples: Samples, verifier: Verifier) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        samples: Samples,
+        verifier: Verifier,
+        *,
+        adapters: Callable[[Deployment], tuple[AdapterReading, ...] | None] = lambda owner: None,
+    ) -> None:
         self._cluster = cluster
         self._samples = samples
         self._verifier = verifier
+        self._adapters = adapters
         self._url = f"{settings.router_url}/v1"
         self._defaults = PodDefaults.from_settings(settings)
         self._supplies = Supplies(cluster)
+        self._units = Units(cluster)
+        self._unit_kind: WorkloadKind = "LeaderWorkerSet" if settings.leader_worker_set else "StatefulSet"
 
     async def __call__(self, key: Key) -> Outcome:
         seen = await self._cluster.observe(key)
@@ -68,21 +80,40 @@ class Reconciler:
             return Outcome()
         return await self._converge(owner, seen)
 
+    async def follow(self, key: Key) -> Outcome:
+        """Instead of a look where another process leads: the pods are known and measured, nothing is written or kept."""
+        body = await self._cluster.get(kinds.LLMDeployment, key.name, key.namespace)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._forget(key)
+            return Outcome()
+        found = await self._cluster.listed(kinds.Pod, key.namespace, {labels.DEPLOYMENT: key.name})
+        self._samples.set_pods(key, leaders_of(pod_views(found), ()))
+        self._verifier.forget(key)
+        self._supplies.forget(key)
+        telemetry.forget(key.namespace, key.name)
+        return Outcome()
+
     async def _converge(self, owner: Deployment, seen: Observation) -> Outcome:
-        pods = pod_views(seen.pods)
+        every = pod_views(seen.pods)
+        pods = leaders_of(every, seen.sets)
         self._samples.set_pods(owner.key, pods)
         now, at = _now(), time.monotonic()
         template = build_pod_template(owner, self._defaults)
-        workloads = workload_views(seen.deployments)
+        workloads = workload_views(seen.workloads)
         revision = standing_revision(revision_of(template), intent_of(owner), workloads)
         in_flight = self._samples.in_flight(owner.key, at=at)
         plan = make_plan(owner, revision, workloads, pods, now=now, in_flight=in_flight)
         events = _orders(owner, plan)
-        refused: str | None = None
-        try:
-            await self._carry_out(owner, seen, template, plan, events)
-        except ApplyError as error:
-            refused = str(error)
+        waits = [plan.decision.again_s]
+
+        async def tend() -> None:
+            waits.append(await self._units.tend(owner, seen, every, plan.sizes, events, now=to_seconds(now)))
+
+        # What is refused of the one must not keep the other from what serves.
+        refusal = await _refusal(self._carry_out(owner, seen, template, plan, events))
+        refusal = await _refusal(tend()) or refusal
+        refused = str(refusal) if refusal is not None else None
+        if refused is not None:
             telemetry.RECONCILE_ERRORS.labels(reason="ApplyError").inc()
         facts = Facts(
             owner=owner,
@@ -93,13 +124,14 @@ class Reconciler:
             models={view.revision: view.model for view in workloads if view.model}
             | {revision: owner.spec.model.source},
             pods=pods,
-            problem=problem_of(pods, revision),
+            problem=problem_of(every, revision),
             failure=next((view.failure for view in workloads if view.failure), None),
             apply_error=refused,
             verification=Verification("NotAsked"),
             readings=self._samples.readings(owner.key, at=at),
             hpa=seen.own_hpa,
             url=self._url,
+            adapters=self._adapters(owner),
         )
         facts = self._verify(facts)
         status = build_status(facts)
@@ -107,7 +139,8 @@ class Reconciler:
         if owner.command is not None and plan.decision.consumed:
             await self._cluster.clear_command(seen.body, owner.command)  # its effect is in the status by now
         self._count(owner, status)
-        return Outcome(again_s=plan.decision.again_s, failed=refused is not None)
+        again_s = min((each for each in waits if each is not None), default=None)
+        return Outcome(again_s=again_s, failed=refused is not None)
 
     async def _carry_out(
         self, owner: Deployment, seen: Observation, template: Body, plan: Plan, events: list[Event]
@@ -123,10 +156,12 @@ class Reconciler:
             after = max(planned, min(before, least))  # what was refused takes the place of nothing
             if after == before:
                 continue
-            await self._cluster.resize(owner.key, workload_name(owner.name, revision), after)
+            name = workload_name(owner.name, revision)
+            await self._cluster.resize(owner.key, name, after, _kind(seen, name))
             events.append(Event("Normal", "Scaled", f"revision {revision}: {before} to {after} replicas", "Scale"))
         for revision in plan.delete:
-            await self._cluster.delete(kinds.Deployment, owner.key, workload_name(owner.name, revision))
+            name = workload_name(owner.name, revision)
+            await self._cluster.delete(kinds.OF[_kind(seen, name)], owner.key, name)
             events.append(Event("Normal", "RevisionRemoved", f"revision {revision} has no pods left", "Roll"))
         await self._apply_hpa(owner, seen)
         if refused is not None:
@@ -135,7 +170,7 @@ class Reconciler:
     async def _supply(self, owner: Deployment, seen: Observation, plan: Plan) -> None:
         """What another revision may still need stays until it has no pods and is not the way back any more."""
         arrived = plan.decision.progress is None and plan.decision.stable == plan.revision
-        alone = all(view.desired == 0 for view in workload_views(seen.deployments) if view.revision != plan.revision)
+        alone = all(view.desired == 0 for view in workload_views(seen.workloads) if view.revision != plan.revision)
         await self._supplies.apply(
             owner, build_supplies(owner, self._defaults), supply_names(owner), prune=arrived and alone
         )
@@ -144,16 +179,18 @@ class Reconciler:
         self, owner: Deployment, seen: Observation, template: Body, plan: Plan, events: list[Event]
     ) -> None:
         name = workload_name(owner.name, plan.revision)
-        live = next((item for item in seen.deployments if item["metadata"]["name"] == name), None)
+        live = next((item for item in seen.workloads if item["metadata"]["name"] == name), None)
         if plan.revision != revision_of(template):
             # Made by another release from the same spec: its pods stand as they are.
             assert live is not None, "only a workload that is there can stand"
             if (before := live["spec"]["replicas"]) != plan.size:
-                await self._cluster.resize(owner.key, name, plan.size)
+                await self._cluster.resize(owner.key, name, plan.size, kind_of(live))
                 text = f"revision {plan.revision}: {before} to {plan.size} replicas"
                 events.append(Event("Normal", "Scaled", text, "Scale"))
             return
-        wanted = build_deployment(owner, plan.revision, dict(template), plan.size, intent=intent_of(owner))
+        fresh: WorkloadKind = "Deployment" if owner.unit_size == 1 else self._unit_kind
+        kind = fresh if live is None else kind_of(live)
+        wanted = build_workload(owner, plan.revision, dict(template), plan.size, intent=intent_of(owner), kind=kind)
         if not await self._cluster.apply(wanted, live):
             return
         if live is None:
@@ -220,6 +257,10 @@ async def _refusal(step: Awaitable[None]) -> ApplyError | None:
     except ApplyError as error:
         return error
     return None
+
+
+def _kind(seen: Observation, name: str) -> WorkloadKind:
+    return next(kind_of(each) for each in seen.workloads if each["metadata"]["name"] == name)
 
 
 def _now() -> str:

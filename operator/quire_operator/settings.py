@@ -44,6 +44,10 @@ class Settings(BaseSettings):
         default="",
         description="ConfigMap in each namespace of LLMDeployments whose key ca.crt downloads trust beside the system's authorities",
     )
+    leader_worker_set: bool = Field(
+        default=False,
+        description="make a LeaderWorkerSet for each new revision whose replicas are several pods; its controller must be in the cluster",
+    )
     network_policy: bool = Field(default=True, description="make a NetworkPolicy for each LLMDeployment that wants one")
     namespace: str = Field(default="quire-system", min_length=1, description="namespace the operator runs in")
     service: str = Field(
@@ -56,6 +60,10 @@ class Settings(BaseSettings):
         min_length=1,
         description="Secret in `namespace` that keeps CA and serving certificate",
     )
+    leader_election: bool = Field(
+        default=False, description="of several processes let only the one write that holds the Lease"
+    )
+    lease: str = Field(default="quire-operator", min_length=1, description="name of that Lease in `namespace`")
     router_url: str = Field(
         default="http://quire-router.quire-system",
         pattern=r"^https?://[^/]+$",

@@ -61,6 +61,14 @@ class Deployment:
         return self.initial_replicas
 
     @property
+    def unit_size(self) -> int:
+        """Pods of each replica: as many as its ranks need, with the GPUs that each pod has (without GPUs a rank each)."""
+        engine, resources = self.spec.engine, self.spec.resources
+        ranks = (engine.tensor_parallel_size or 1) * (engine.pipeline_parallel_size or 1)
+        each = resources.devices.count if resources.devices is not None else resources.gpus
+        return -(-ranks // max(each, 1))
+
+    @property
     def initial_replicas(self) -> int:
         return self.spec.autoscaling.min_replicas if self.spec.autoscaling is not None else 1
 

@@ -37,6 +37,7 @@ REPLICAS = Gauge(
     ["namespace", "name", "state"],
     registry=REGISTRY,
 )
+LEADER = Gauge("quire_operator_leader", "1 in the process that writes, 0 in those that stand by", registry=REGISTRY)
 CERTIFICATE_EXPIRY = Gauge(
     "quire_operator_certificate_expiry_timestamp_seconds", "When the serving certificate ends", registry=REGISTRY
 )

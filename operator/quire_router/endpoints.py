@@ -31,13 +31,15 @@ class EndpointState(IntEnum):
 class Endpoint:
     """One address of one runtime pod. `address` is host:port, an IPv6 host in brackets.
 
-    `revision` comes from the pod's name, `<deployment>-<revision>-…`; empty for a pod named otherwise.
+    `revision` comes from the pod's name, `<deployment>-<revision>-…`; empty for a pod named otherwise. `faltering`: it was
+    ready and is not, without being deleted: its node or its probe is late, or its engine is ill.
     """
 
     address: str
     pod: str
     state: EndpointState
     revision: str = ""
+    faltering: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,15 @@ def merge(slices: Iterable[Slice]) -> tuple[Endpoint, ...]:
             elif known.state < endpoint.state:
                 by_pod[endpoint.pod] = replace(known, state=endpoint.state)
     return tuple(by_pod[pod] for pod in sorted(by_pod))
+
+
+def remember(before: Iterable[Endpoint], after: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+    """`after`, knowing which of those that are not ready were so once, at the same address."""
+    proven = {(each.pod, each.address) for each in before if each.state is EndpointState.READY or each.faltering}
+    return tuple(
+        replace(each, faltering=each.state is EndpointState.NOT_READY and (each.pod, each.address) in proven)
+        for each in after
+    )
 
 
 def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:

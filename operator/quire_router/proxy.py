@@ -144,7 +144,7 @@ class Proxy:
         last: AttemptError | None = None
         for _ in range(self._settings.max_attempts):
             endpoint = choose(
-                route.ready, self._load, self._policy,
+                route.usable, self._load, self._policy,
                 tried=tried, now=time.monotonic(), weights=route.deployment.weights, dice=self._dice,
             )  # fmt: skip
             if endpoint is None:
@@ -172,7 +172,7 @@ class Proxy:
                         break
                     sent_again += 1
                     # A pooled connection that the pod closed as it was used is no fault of the pod: it may be its only one.
-                    if not any(other.address not in tried for other in route.ready):
+                    if not any(other.address not in tried for other in route.usable):
                         tried.discard(endpoint.address)
             route = self._registry.resolve(route.deployment.qualified_name) or Route(route.deployment, ())
         if last is not None and last.answer is not None:
@@ -209,7 +209,7 @@ class Proxy:
 
 def _unavailable(route: Route, last: AttemptError | None, *, num_tried: int) -> UnavailableError:
     deployment = route.deployment
-    if last is not None:
+    if last is not None and (route.ready or last.reason != "connect"):
         return UnavailableError(
             f"the model {deployment.served_name!r} could not be reached on {num_tried} of its endpoints ({last.reason}); "
             f"try again in {RETRY_AFTER_S} s",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from quire_router.endpoints import DeploymentKey, Endpoint, EndpointState, Slice, merge, parse_slice
+from quire_router.endpoints import DeploymentKey, Endpoint, EndpointState, Slice, merge, parse_slice, remember
 from quire_router.traffic import Weights, parse_weights
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,11 @@ class Route:
     @property
     def ready(self) -> tuple[Endpoint, ...]:
         return tuple(endpoint for endpoint in self.endpoints if endpoint.state is EndpointState.READY)
+
+    @property
+    def usable(self) -> tuple[Endpoint, ...]:
+        """The ready ones; where there is none, those that were ready: one that is late answers, and a refusal costs nothing."""
+        return self.ready or tuple(endpoint for endpoint in self.endpoints if endpoint.faltering)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,9 @@ class Registry:
         by_deployment: dict[DeploymentKey, list[Slice]] = {}
         for view in self._slices.values():
             by_deployment.setdefault(view.deployment, []).append(view)
-        self._endpoints = {key: merge(views) for key, views in by_deployment.items()}
+        self._endpoints = {
+            key: remember(self._endpoints.get(key, ()), merge(views)) for key, views in by_deployment.items()
+        }
 
     def apply_slice(self, manifest: Mapping[str, Any]) -> None:
         """Take one added or modified EndpointSlice; one that lost its label counts as deleted."""
@@ -192,7 +199,7 @@ class Registry:
         for key in changed:
             views = [view for view in self._slices.values() if view.deployment == key]
             if views:
-                self._endpoints[key] = merge(views)
+                self._endpoints[key] = remember(self._endpoints.get(key, ()), merge(views))
             else:
                 self._endpoints.pop(key, None)
 

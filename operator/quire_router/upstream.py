@@ -31,6 +31,9 @@ MAX_REFUSAL_BYTES = 64 * 1024
 REFUSAL_TIMEOUT_S = 5.0
 KEEPALIVE_S = 4.0
 """Below the shortest idle time-out of common servers (5 s), so that a pooled connection is not closed while being used."""
+DEAD_S = 10
+"""A host whose kernel has acknowledged nothing for so long is gone, and what waits for it fails: a request that went out on a pooled
+connection asks another pod, a stream ends with an error. Kubernetes needs some 40 s to find out."""
 
 Reason = Literal["connect", "reset", "unavailable"]
 
@@ -48,7 +51,7 @@ class AttemptError(Exception):
 def open_session(settings: Settings) -> aiohttp.ClientSession:
     """The connection pool to the pods: no cookies, no proxy, no limit but theirs, no deadline after connecting.
 
-    A generation may take minutes, so silence is no fault; a dead host is found by TCP keep-alive instead (30 s).
+    A generation may take minutes, so silence is no fault; a dead host is found by what TCP hears of it instead (DEAD_S).
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=_socket),
@@ -65,7 +68,13 @@ def _socket(address: tuple[Any, ...]) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
+    options = {
+        "TCP_KEEPIDLE": DEAD_S // 2,
+        "TCP_KEEPINTVL": DEAD_S // 5,
+        "TCP_KEEPCNT": 2,
+        "TCP_USER_TIMEOUT": DEAD_S * 1000,
+    }
+    for option, value in options.items():
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return sock

@@ -12,18 +12,24 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from client_environments import CLIENTS, environment, node_of, python_of
+from client_environments import CLIENTS, node_of, python_of
+from client_run import run_client
 from embedded_server import embedded_server
 from quire.models.source import resolve
 from quire.text.gguf_vocab import from_gguf
-from server_process import process
 
 MODEL = "smollm2"
 PROGRAMS = CLIENTS / "programs"
-SCHEMATHESIS_S = 60
+IN_CHAT = "<|im_start|>user\nWhat is the capital of {}?<|im_end|>\n<|im_start|>assistant\nThe capital of {} is"
+ROWS = [
+    {"question": "The capital of France is", "choices": [" Berlin", " Paris"], "gold": 1},
+    {"question": "The capital of Germany is", "choices": [" Berlin", " Paris"], "gold": 0},
+    {"question": "The opposite of hot is", "choices": [" cold", " Tuesday"], "gold": 0},
+    # the model ends here: the one token that a scorer lets it generate is an end token
+    {"question": IN_CHAT.format("France", "France"), "choices": [" Berlin.", " Paris."], "gold": 1},
+]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-with_model = pytest.mark.model
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.model, pytest.mark.timeout(900)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -32,73 +38,55 @@ async def url() -> AsyncIterator[str]:
         yield server.url
 
 
-async def run(*command: str | Path, folder: Path | None = None) -> str:
-    """What a program prints; it must end well."""
-    handle = await asyncio.create_subprocess_exec(
-        *map(str, command),
-        cwd=folder,
-        env=environment(),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        out, _ = await handle.communicate()
-    finally:
-        if handle.returncode is None:
-            handle.kill()
-            await handle.wait()
-    assert handle.returncode == 0, f"{command[1]}: {out.decode()[-6000:]}"
-    return out.decode()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def vectors() -> AsyncIterator[str]:
+    async with embedded_server(model="minilm") as server:
+        yield server.url
 
 
-@with_model
 @pytest.mark.parametrize("name", ["langchain", "llama-index", "litellm"])
-async def test_the_client_works_unchanged(url: str, name: str) -> None:
+async def test_the_client_works_unchanged(url: str, tmp_path: Path, name: str) -> None:
     python = await asyncio.to_thread(python_of, name)
-    await run(python, PROGRAMS / f"{name.replace('-', '_')}_client.py", url, MODEL)
+    await run_client(python, PROGRAMS / f"{name.replace('-', '_')}_client.py", url, MODEL, folder=tmp_path)
 
 
-@with_model
-async def test_the_official_javascript_client(url: str) -> None:
-    node, folder = await asyncio.to_thread(node_of)
-    await run(node, PROGRAMS / "openai.mjs", url, MODEL, folder=folder)
+@pytest.mark.parametrize("name", ["langchain", "litellm"])
+async def test_the_client_gets_vectors(vectors: str, tmp_path: Path, name: str) -> None:
+    python = await asyncio.to_thread(python_of, name)
+    await run_client(python, PROGRAMS / f"{name}_vectors.py", vectors, "minilm", folder=tmp_path)
 
 
-@with_model
+async def test_the_official_javascript_client(url: str, tmp_path: Path) -> None:
+    node, packages = await asyncio.to_thread(node_of)
+    await run_client(node, PROGRAMS / "openai.mjs", url, MODEL, packages, folder=tmp_path)
+
+
 async def test_lm_eval_scores_as_the_model_does(url: str, tmp_path: Path) -> None:
-    """Its log likelihoods are those that echo tells, for the same boundary of prompt and continuation."""
+    """Its log likelihoods are those that echo tells of the same text, and each choice is what the model finds likelier."""
     python = await asyncio.to_thread(python_of, "lm-eval")
     from_gguf(resolve(MODEL).path).backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"})
     )
-    await run(python, PROGRAMS / "lm_eval_client.py", url, MODEL, tmp_path, tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    await run_client(python, PROGRAMS / "lm_eval_client.py", url, MODEL, rows, tmp_path, folder=tmp_path)
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["accuracy"] == 1
-    assert "Paris" in found["said"][0] and len(found["said"]) == 3
-    told = found["likelihoods"][0]
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-        for answer, likelihood in zip((" Berlin", " Paris"), told, strict=True):
-            body = {"prompt": "The capital of France is" + answer, "max_tokens": 0, "echo": True, "logprobs": 1}
-            entry = (await http.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
-            assert entry["tokens"][-1] == answer
-            assert likelihood == pytest.approx(entry["token_logprobs"][-1], abs=1e-4)
+        expected = [[await likelihood(http, row["question"], answer) for answer in row["choices"]] for row in ROWS]
+        last = {"prompt": ROWS[-1]["question"] + ROWS[-1]["choices"][1], "max_tokens": 1, "temperature": 0}
+        assert (await http.post("/v1/completions", json=last)).json()["choices"][0]["finish_reason"] == "stop"
+    for way in ("ids", "texts"):
+        told = found[way]
+        assert told["accuracy"] == 1
+        assert told["likelihoods"] == [pytest.approx(pair, abs=1e-3) for pair in expected], way
+        assert len(told["said"]) == len(ROWS) and "Paris" in told["said"][0], way
 
 
-async def test_schemathesis_finds_no_fault_of_the_server(tmp_path: Path) -> None:
-    """Bodies made from the OpenAPI document, good and bad ones: never a 5xx, and what the document promises."""
-    python = await asyncio.to_thread(python_of, "schemathesis")
-    async with process(tmp_path, log=tmp_path / "log") as server:
-        await server.line("curl")
-        document: dict[str, Any] = (await server.http.get("/openapi.json")).json()
-        assert len(document["paths"]) > 12
-        said = await run(
-            python, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{server.port}/openapi.json",
-            "--checks=not_a_server_error", "--mode=all", "--phases=coverage,fuzzing", "--max-examples=60", "--seed=1",
-            "--generation-deterministic", "--generation-database=none", "--no-color", "--request-timeout=20",
-            "--exclude-path=/docs", folder=tmp_path,
-        )  # fmt: skip
-        assert "not_a_server_error" in said or "passed" in said, said[-2000:]
-        load = (await server.http.get("/load")).json()
-        assert (load["server_load"], load["running"]) == (0, 0)
-    assert "Traceback" not in (tmp_path / "log").read_text()
+async def likelihood(http: httpx.AsyncClient, context: str, continuation: str) -> float:
+    """Of the tokens of `continuation`, by a request that generates nothing."""
+    before = (await http.post("/tokenize", json={"prompt": context})).json()["count"]
+    body = {"prompt": context + continuation, "max_tokens": 0, "echo": True, "logprobs": 1}
+    told: dict[str, Any] = (await http.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
+    assert "".join(told["tokens"][before:]) == continuation
+    return sum(told["token_logprobs"][before:])

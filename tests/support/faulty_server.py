@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "c" * 40
@@ -84,12 +86,18 @@ class FaultyServer:
 
 
 @contextmanager
-def faulty_server(files: dict[str, bytes], **options: object) -> Iterator[FaultyServer]:
-    """Serve `files` until the block ends."""
+def faulty_server(
+    files: dict[str, bytes], *, certificate: tuple[Path, Path] | None = None, **options: object
+) -> Iterator[FaultyServer]:
+    """Serve `files` until the block ends; over TLS with a `certificate` (key and certificate, PEM files)."""
     server = FaultyServer(dict(files), **options)  # type: ignore[arg-type]
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(server))
     web.daemon_threads = True
-    server.url = f"http://127.0.0.1:{web.server_address[1]}"
+    server.url = f"{'https' if certificate else 'http'}://127.0.0.1:{web.server_address[1]}"
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate[1], certificate[0])
+        web.socket = context.wrap_socket(web.socket, server_side=True)
     thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -44,7 +44,17 @@ def helm(*args: str, values: Object | None = None) -> str:
     return done.stdout
 
 
-def render(values: Object | None = None, *, release: str = "quire") -> list[Object]:
-    """The objects of the chart; raises HelmError."""
-    out = helm("template", release, str(CHART), "--namespace", NAMESPACE, "--kube-version", "1.34.4", values=values)
+def render(
+    values: Object | None = None, *, release: str = "quire", namespace: str = NAMESPACE, api: str = ""
+) -> list[Object]:
+    """The objects of the chart; raises HelmError. api: a group and version that the cluster has beside its own."""
+    command = ["template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.34.4"]
+    out = helm(*command, *(("--api-versions", api) if api else ()), values=values)
     return [item for item in yaml.safe_load_all(out) if item]
+
+
+def variables(objects: list[Object], part: str) -> dict[str, str]:
+    """What the chart sets in the container of operator or router."""
+    [found] = [each for each in objects if each["kind"] == "Deployment" and each["metadata"]["name"] == f"quire-{part}"]
+    [container] = found["spec"]["template"]["spec"]["containers"]
+    return {entry["name"]: entry["value"] for entry in container["env"]}

@@ -16,7 +16,8 @@ from quire_operator.cluster.drift import marked, settled
 from quire_operator.errors import ApplyError
 from quire_operator.observation import Observation
 from quire_operator.policy import revision_of
-from quire_operator.resources import PodDefaults, build_pod_template
+from quire_operator.resources import PodDefaults, build_pod_template, build_workload
+from quire_operator.resources.units import build_workers
 from quire_operator.spec import Deployment, Key, parse
 from quire_operator.status import Event
 
@@ -49,6 +50,15 @@ def owner(spec: Mapping[str, Any] | None = None, *, generation: int = 1) -> Depl
 
 def revision(of: Deployment) -> str:
     return revision_of(build_pod_template(of, DEFAULTS))
+
+
+def workloads(of: Deployment, replicas: int = 1) -> list[dict[str, Any]]:
+    """Of one revision `abc`; where its replicas are units, with the workers of the first."""
+    template = build_pod_template(of, DEFAULTS)
+    if of.unit_size == 1:
+        return [build_workload(of, "abc", template, replicas)]
+    leaders = build_workload(of, "abc", template, replicas, kind="StatefulSet")
+    return [leaders, build_workers(of, leaders, 0)]
 
 
 def pod(
@@ -88,6 +98,16 @@ class MemoryCluster:
         self.forgotten: list[Key] = []
         self._numbers = itertools.count(2)
 
+    async def annotate(self, kind: Any, key: Key, name: str, notes: Mapping[str, str]) -> None:
+        self.children[kind.__name__, name]["metadata"].setdefault("annotations", {}).update(notes)
+        self.writes.append(f"annotate {name}")
+
+    async def set_unit_ready(self, key: Key, pod: str, *, ready: bool) -> None:
+        conditions = self.pods[pod]["status"]["conditions"]
+        conditions[:] = [each for each in conditions if each["type"] != labels.UNIT_READY]
+        conditions.append({"type": labels.UNIT_READY, "status": "True" if ready else "False"})
+        self.writes.append(f"gate {pod} {ready}")
+
     def edit(self, **spec: Any) -> None:
         """As kubectl edit: a new generation."""
         assert self.body is not None
@@ -124,10 +144,17 @@ class MemoryCluster:
             pods=copy.deepcopy(list(self.pods.values())),
             service=children.get(("Service", key.name)),
             hpa=children.get(("HorizontalPodAutoscaler", key.name)),
+            sets=[_listed(item) for (kind, _), item in children.items() if kind == "StatefulSet"],
         )
 
     async def get(self, kind: Any, name: str, namespace: str | None = None) -> dict[str, Any] | None:
+        if kind.__name__ == labels.KIND:
+            return copy.deepcopy(self.body)
         return copy.deepcopy(self.children.get((kind.__name__, name)))
+
+    async def listed(self, kind: Any, namespace: str, marks: Mapping[str, str]) -> list[dict[str, Any]]:
+        assert kind.__name__ == "Pod"
+        return copy.deepcopy(list(self.pods.values()))
 
     async def apply(self, wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
         kind, name = wanted["kind"], wanted["metadata"]["name"]
@@ -142,8 +169,8 @@ class MemoryCluster:
         self.writes.append(f"apply {kind} {name}")
         return True
 
-    async def resize(self, key: Key, workload: str, replicas: int) -> None:
-        self.children["Deployment", workload]["spec"]["replicas"] = replicas
+    async def resize(self, key: Key, workload: str, replicas: int, kind: str = "Deployment") -> None:
+        self.children[kind, workload]["spec"]["replicas"] = replicas
         self.writes.append(f"resize {workload} {replicas}")
 
     async def delete(self, kind: Any, key: Key, name: str) -> None:

@@ -9,24 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
-from cluster.progress import Progress
-from cluster.tools import HELM, ensure
 from cluster.wait import until
-from real_api import OPERATOR, RealApi
+from helm_kit import render, variables
+from real_api import EVERYWHERE, OPERATORS, ROUTER, RealApi
 
-CHART = Path(__file__).resolve().parents[2] / "charts" / "quire"
+Rules = list[dict[str, Any]]
 GROUP = "/apis/quire.dev/v1alpha1"
 WRITTEN = {
     GROUP: ("llmdeployments", "modelcaches", "llmadapters"),
-    "/apis/apps/v1": ("deployments",),
+    "/apis/apps/v1": ("deployments", "statefulsets"),
     "/apis/batch/v1": ("jobs",),
     "/apis/policy/v1": ("poddisruptionbudgets",),
     "/apis/networking.k8s.io/v1": ("networkpolicies",),
@@ -36,22 +34,41 @@ WRITTEN = {
 
 
 class OperatorProcess:
-    """A running operator, and the namespace that it watches."""
+    """A running operator, set up as the chart does, and the namespace that it watches: one of its own, or that of the one it is `beside`.
 
-    def __init__(self, api: RealApi, folder: Path) -> None:
+    everywhere: it watches all namespaces and serves the metrics API; `namespace` is its own then. server: the address it finds the API server at.
+    groups: set up as in a cluster that has LeaderWorkerSets.
+    """
+
+    def __init__(
+        self,
+        api: RealApi,
+        folder: Path,
+        *,
+        beside: OperatorProcess | None = None,
+        everywhere: bool = False,
+        server: str | None = None,
+        groups: bool = False,
+    ) -> None:
         self.api = api
-        self.namespace = api.namespace()
+        self.user = EVERYWHERE if everywhere else OPERATORS[0 if beside is None else 1]
+        self.namespace = api.namespace() if beside is None else beside.namespace
         self.log = folder / "operator.log"
         config = folder / "kubeconfig"
-        config.write_text(json.dumps(api.kubeconfig(OPERATOR)))
-        self.rules = grant(api, self.namespace)
-        ports = {name: _free_port() for name in ("METRICS_PORT", "HEALTH_PORT")}
+        config.write_text(json.dumps(api.kubeconfig(self.user, server=server)))
+        values: dict[str, Any] = (
+            {} if everywhere else {"watchNamespaces": [self.namespace], "metricsApi": {"enabled": False}}
+        )
+        more = "leaderworkerset.x-k8s.io/v1" if groups else ""
+        self.objects = render(values, namespace=self.namespace, api=more)
+        users = {"quire-operator": (EVERYWHERE,) if everywhere else OPERATORS, "quire-router": (ROUTER,)}
+        self.granted = grant(api, self.objects, users) if beside is None else beside.granted
+        ports = {name: free_port() for name in ("METRICS_PORT", "HEALTH_PORT", "METRICS_API_PORT")}
         self.metrics = f"http://127.0.0.1:{ports['METRICS_PORT']}/metrics"
-        settings = {
-            "METRICS_API": "false",
+        self._health = f"http://127.0.0.1:{ports['HEALTH_PORT']}"
+        own = {
             "HOST": "127.0.0.1",
             "ROUTER_URL": "http://127.0.0.1:1",
-            "WATCH_NAMESPACES": self.namespace,
             "RESYNC_INTERVAL_S": "5",
             **{name: str(port) for name, port in ports.items()},
         }
@@ -59,7 +76,8 @@ class OperatorProcess:
             **os.environ,
             "KUBECONFIG": str(config),
             "PYTHONPATH": os.pathsep.join(sys.path),
-            **{f"QUIRE_OPERATOR_{name}": value for name, value in settings.items()},
+            **variables(self.objects, "operator"),
+            **{f"QUIRE_OPERATOR_{name}": value for name, value in own.items()},
         }
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
@@ -72,6 +90,8 @@ class OperatorProcess:
 
     def stop(self) -> None:
         """As the kubelet does."""
+        if self.process.poll() is not None:
+            return
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(120) == 0, self.log.read_text()[-3000:]
 
@@ -85,6 +105,13 @@ class OperatorProcess:
 
     def until(self, what: str, seen: Callable[[], object]) -> None:
         until(what, lambda: None if seen() else "not yet", deadline_s=120, log=self.log)
+
+    def answers(self, path: str) -> bool:
+        """Whether a probe succeeds."""
+        try:
+            return httpx.get(f"{self._health}{path}", trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def items(self, group: str, plural: str) -> list[dict[str, Any]]:
         listed = self.api.get(self.path(group, plural))
@@ -108,40 +135,54 @@ class OperatorProcess:
         return float(found[1])
 
 
-def grant(api: RealApi, namespace: str) -> list[dict[str, Any]]:
-    """Give the operator's user, in this namespace, the Role that the chart renders for a watched namespace; its rules."""
-    helm = ensure(Progress(), (HELM,))["helm"]
-    values = json.dumps({"watchNamespaces": [namespace], "metricsApi": {"enabled": False}})
-    command = [str(helm), "template", "quire", str(CHART), "--kube-version", "1.34.4", "--values", "-"]
-    done = subprocess.run(command, input=values, capture_output=True, text=True, check=True, timeout=60)
-    role = next(
-        body
-        for body in yaml.safe_load_all(done.stdout)
-        if body and body["kind"] == "Role" and body["metadata"]["name"] == "quire-operator"
-    )
-    where = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    binding = {
-        "metadata": {"name": "quire-operator"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "quire-operator"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR}],
-    }
-    for plural, body in (("roles", role), ("rolebindings", binding)):
-        answer = api.create(f"{where}/{plural}", body, dry_run=False)
-        assert answer.status_code == 201, answer.text
-    return list(role["rules"])
+def grant(api: RealApi, objects: list[dict[str, Any]], users: Mapping[str, Sequence[str]]) -> dict[str, Rules]:
+    """Make the roles that the chart renders, and bind users to them instead of its ServiceAccounts; the rules of each account.
+
+    Rights on what comes with the cluster (the aggregator's ConfigMap) are given, but are not among the rules."""
+    roles = {(each["kind"], each["metadata"]["name"], each["metadata"].get("namespace")): each for each in objects}
+    granted: dict[str, Rules] = {account: [] for account in users}
+    made = set()
+    for binding in objects:
+        if not binding["kind"].endswith("RoleBinding"):
+            continue
+        [subject] = binding["subjects"]
+        where = binding["metadata"].get("namespace")
+        key = (binding["roleRef"]["kind"], binding["roleRef"]["name"], where)
+        if key in roles and key not in made:
+            _create(api, roles[key])
+            granted[subject["name"]] += roles[key]["rules"]
+            made.add(key)
+        kind = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User"}
+        _create(api, {**binding, "subjects": [{**kind, "name": user} for user in users[subject["name"]]]})
+    return granted
+
+
+def _create(api: RealApi, body: dict[str, Any]) -> None:
+    namespace, plural = body["metadata"].get("namespace"), f"{body['kind'].lower()}s"
+    below = f"/namespaces/{namespace}" if namespace else ""
+    answer = api.create(f"/apis/rbac.authorization.k8s.io/v1{below}/{plural}", body, dry_run=False)
+    assert answer.status_code == 201, answer.text
 
 
 @contextmanager
-def operator_process(api: RealApi, folder: Path) -> Iterator[OperatorProcess]:
+def operator_process(
+    api: RealApi,
+    folder: Path,
+    *,
+    beside: OperatorProcess | None = None,
+    everywhere: bool = False,
+    server: str | None = None,
+    groups: bool = False,
+) -> Iterator[OperatorProcess]:
     """Started, and stopped afterwards."""
-    made = OperatorProcess(api, folder)
+    made = OperatorProcess(api, folder, beside=beside, everywhere=everywhere, server=server, groups=groups)
     try:
         yield made
     finally:
         made.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -37,6 +37,13 @@ def metric_names(query: str) -> set[str]:
     }
 
 
+def filled_in(query: str, window: str = "10s") -> str:
+    """A dashboard's query as Grafana sends it, with everything selected."""
+    for variable, value in (("$__rate_interval", window), ("$model", ".*"), ("$instance", ".*"), ("$namespace", ".*")):
+        query = query.replace(variable, value)
+    return query
+
+
 class Prometheus:
     """One that runs."""
 

@@ -21,19 +21,23 @@ import pytest
 from lightkube import AsyncClient
 from lightkube.config.kubeconfig import KubeConfig
 
+from certificates import self_signed
 from cluster.progress import Progress
 from cluster.tools import KUBERNETES, ensure
 from cluster.wait import until
 
 TOKEN = "test-admin"
 OPERATOR = "quire-operator"
-"""A user without rights; what it does is in the audit log. Its token is its name."""
+OPERATORS = (OPERATOR, f"{OPERATOR}-2")
+EVERYWHERE, ROUTER = f"{OPERATOR}-everywhere", "quire-router"
+USERS = (*OPERATORS, EVERYWHERE, ROUTER)
+"""Users without rights, one for each process; what they do is in the audit log. Their tokens are their names."""
 
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived", "ResponseStarted"],
-    "rules": [{"level": "Metadata", "users": [OPERATOR]}, {"level": "None"}],
+    "rules": [{"level": "Metadata", "users": list(USERS)}, {"level": "None"}],
 }
 Body = dict[str, Any]
 
@@ -45,7 +49,8 @@ class RealApi:
         self.url = url
         self._kubectl = kubectl
         self._audit = folder / "audit.log"
-        self._authority = folder / "certs" / "apiserver.crt"
+        self.certificates = folder / "certs"
+        self._authority = self.certificates / "apiserver.crt"
         self.client = httpx.Client(
             base_url=url,
             headers={"Authorization": f"Bearer {TOKEN}"},
@@ -54,9 +59,9 @@ class RealApi:
             timeout=30,
         )
 
-    def kubeconfig(self, token: str = TOKEN) -> Body:
-        """As JSON it is a file that every client reads."""
-        cluster = {"server": self.url, "certificate-authority": str(self._authority)}
+    def kubeconfig(self, token: str = TOKEN, *, server: str | None = None) -> Body:
+        """As JSON it is a file that every client reads. server: another address on 127.0.0.1 that leads here."""
+        cluster = {"server": server or self.url, "certificate-authority": str(self._authority)}
         return {
             "clusters": [{"name": "c", "cluster": cluster}],
             "users": [{"name": "u", "user": {"token": token}}],
@@ -64,21 +69,35 @@ class RealApi:
             "current-context": "x",
         }
 
-    def lightkube(self) -> AsyncClient:
+    def lightkube(self, token: str = TOKEN) -> AsyncClient:
         """A client as the operator has one."""
         return AsyncClient(
-            config=KubeConfig.from_dict(self.kubeconfig()), field_manager="quire-operator", trust_env=False
+            config=KubeConfig.from_dict(self.kubeconfig(token)), field_manager="quire-operator", trust_env=False
         )
 
-    def audited(self, namespace: str) -> list[Body]:
-        """What the operator's user asked for in a namespace."""
+    def audited(self, namespace: str | None = None, *, user: str | None = None) -> list[Body]:
+        """What was asked for in a namespace, or by one of USERS."""
         events = [json.loads(line) for line in self._audit.read_text().splitlines()]
-        return [each for each in events if each.get("objectRef", {}).get("namespace") == namespace]
+        return [
+            each
+            for each in events
+            if (namespace is None or each.get("objectRef", {}).get("namespace") == namespace)
+            and (user is None or each["user"]["username"] == user)
+        ]
 
     def get(self, path: str) -> Body | None:
         """None where there is no such object."""
         answer = self.client.get(path)
         return None if answer.status_code == 404 else dict(answer.raise_for_status().json())
+
+    def may(self, user: str, about: Body) -> bool:
+        """Whether a user has the right to that (`namespace`, `group`, `resource`, `verb`); no namespace is all of them."""
+        resource, _, subresource = about["resource"].partition("/")
+        attributes = {**about, "resource": resource, "subresource": subresource}
+        body = {"spec": {"user": user, "resourceAttributes": attributes}}
+        answer = self.client.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", json=body)
+        assert answer.status_code == 201, answer.text
+        return bool(answer.json()["status"]["allowed"])
 
     def patch(self, path: str, body: Body) -> Body:
         """A merge patch, also of a status."""
@@ -134,7 +153,8 @@ def real_api(folder: Path) -> Iterator[RealApi]:
     tools = ensure(Progress(), (KUBERNETES,))
     client, peer, secure = (_free_port() for _ in range(3))
     _accounts_key(folder)
-    (folder / "tokens.csv").write_text(f"{TOKEN},admin,1,system:masters\n{OPERATOR},{OPERATOR},2\n")
+    users = (f"{name},{name},{name}" for name in USERS)
+    (folder / "tokens.csv").write_text("\n".join((f"{TOKEN},admin,1,system:masters", *users, "")))
     (folder / "audit.yaml").write_text(json.dumps(AUDIT))
     with ExitStack() as stack:
         start = [
@@ -162,6 +182,12 @@ def real_api(folder: Path) -> Iterator[RealApi]:
             f"--service-account-signing-key-file={folder / 'accounts.key'}",
             f"--token-auth-file={folder / 'tokens.csv'}",
             "--authorization-mode=RBAC",
+            # Whom an aggregated API trusts; nothing is aggregated here.
+            f"--requestheader-client-ca-file={self_signed(folder, 'front-proxy')[1]}",
+            "--requestheader-allowed-names=front-proxy",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             "--disable-admission-plugins=ServiceAccount",
             "--feature-gates=ImageVolume=true",
             f"--audit-policy-file={folder / 'audit.yaml'}",

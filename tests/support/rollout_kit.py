@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from quire_operator.policy import Control, Decision, Progress, RevisionView, Situation, Strategy, decide, find
 
-Health = Literal["healthy", "crashes", "stuck"]
+Health = Literal["healthy", "crashes", "stuck", "flaps"]
 
 
 @dataclass
@@ -23,6 +23,8 @@ class Pod:
     restarts: int = 0
     terminating: bool = False
     work: int = 0
+    ready_at: float = 0.0
+    index: int = 0
 
 
 @dataclass
@@ -44,6 +46,11 @@ class World:
     weights: Mapping[str, int] = field(default_factory=dict)
     unrouted: Mapping[str, float] = field(default_factory=dict)
     verdict: Literal["pass", "wait", "fail"] = "pass"
+    proven_s: float = 0.0
+    ordered: bool = False
+    """Workloads are StatefulSets: what is last goes first, ready or not, and a pod's place is free once it is gone."""
+    up_s: float = 20.0
+    """How long a pod that flaps is ready before it ends, each time."""
     last: Decision | None = None
 
     # -- the operator
@@ -64,7 +71,16 @@ class World:
             in_flight=sum(pod.work for pod in ready),
             weight=self.weights.get(name, 0),
             unrouted_at=self.unrouted.get(name),
+            settling=tuple(left for pod in ready if (left := self._settling(pod)) > 0),
+            places={pod.index: self._settling(pod) <= 0 for pod in ready} if self.ordered else None,
+            fallen=sum(
+                pod.restarts > 0 and not pod.terminating and not (pod.ready and self._settling(pod) <= 0)
+                for pod in mine
+            ),
         )
+
+    def _settling(self, pod: Pod) -> float:
+        return self.proven_s * (6 if pod.restarts else 1) - abs(self.now - pod.ready_at)
 
     def situation(self) -> Situation:
         return Situation(
@@ -90,6 +106,11 @@ class World:
                 self.created[name] = self.now
                 self.pods[name] = []
             self.sizes[name] = size
+            view, live = find(situation.views, name), [pod for pod in self.pods[name] if not pod.terminating]
+            stays = sum(pod.ready and pod.index < size for pod in live)
+            if not self.ordered:
+                stays = min(sum(pod.ready for pod in live), size)
+            assert view.ready_at(size) == stays, "not what the workload would keep"
         for name in decision.delete:
             assert not self.pods[name], f"{name} is deleted with pods left"
             del self.sizes[name], self.pods[name]
@@ -106,6 +127,9 @@ class World:
     def play(self) -> None:
         """The Deployment controller and the kubelets, one step: unready pods go first, new ones begin unready."""
         for name, size in self.sizes.items():
+            if self.ordered:
+                self._play_ordered(name, size)
+                continue
             kept = [pod for pod in self.pods[name] if not pod.terminating]
             kept.sort(key=lambda pod: pod.ready)
             gone = max(len(kept) - size, 0)
@@ -117,10 +141,24 @@ class World:
                 self._live(name, pod)
             self.pods[name] = [*leaving, *kept[gone:], *(Pod() for _ in range(size - len(kept)))]
 
+    def _play_ordered(self, name: str, size: int) -> None:
+        there = [pod for pod in self.pods[name] if not pod.terminating]
+        for pod in there:
+            if pod.index >= size:
+                pod.terminating = True
+            else:
+                self._live(name, pod)
+        taken = {pod.index for pod in self.pods[name]}
+        self.pods[name] = [*there, *(Pod(index=index) for index in range(size) if index not in taken)]
+
     def _live(self, name: str, pod: Pod) -> None:
         health = self.health.get(name, "healthy")
-        pod.ready = health == "healthy"
-        pod.restarts += health == "crashes"
+        falls = health == "flaps" and pod.ready and self.now - pod.ready_at >= self.up_s
+        works = health in ("healthy", "flaps") and not falls
+        if works and not pod.ready:
+            pod.ready_at = self.now
+        pod.ready = works
+        pod.restarts += health == "crashes" or falls
         pod.work = 1 if pod.ready and self.routed(name) else 0
 
     def routed(self, name: str) -> bool:
@@ -185,9 +223,14 @@ def check(situation: Situation, decision: Decision) -> None:
         return not strategy.by_weight or (view.weight > 0 and weights[view.name] > 0)
 
     before = sum(view.kept_ready for view in views if routed(view))
-    after = sum(min(view.ready, sizes[view.name]) for view in views if routed(view))
+    after = sum(view.ready_at(sizes[view.name]) for view in views if routed(view))
     least = max(wanted - strategy.limits.max_unavailable, 0)
     assert after >= min(before, least), f"{before} pods answered, {after} are left, {least} must be"
+
+    if strategy.by_weight:
+        before = sum(view.kept_ready for view in views if view.weight > 0)
+        after = sum(view.ready_at(sizes[view.name]) for view in views if weights[view.name] > 0)
+        assert after >= min(before, least), f"{before} pods had requests, only {after} will get them, {least} must"
 
     surge = strategy.limits.max_surge
     surge = max(surge, wanted) if strategy.name == "BlueGreen" else surge
@@ -196,11 +239,14 @@ def check(situation: Situation, decision: Decision) -> None:
 
     for view in views:
         if strategy.by_weight and view.weight > 0 and weights[view.name] == 0:
-            assert sizes[view.name] >= view.kept_ready, "pods are taken before the router knows"
+            assert view.ready_at(sizes[view.name]) >= view.kept_ready, "pods are taken before the router knows"
     goal, stable = find(views, decision.goal), find(views, decision.stable)
     if goal.crashing and goal.ready == 0 and goal.name != stable.name and routed(stable):
         left = min(stable.kept_ready, wanted)
-        assert min(stable.ready, sizes[stable.name]) >= left, "a crashing candidate costs a stable pod"
+        assert stable.ready_at(sizes[stable.name]) >= left, "a crashing candidate costs a stable pod"
+    if strategy.name == "BlueGreen" and goal.name != stable.name and stable.kept_ready >= wanted:
+        moves = goal.weight == 0 and weights[goal.name] > 0
+        assert not moves or goal.proven.ready >= wanted, "requests move to a set that is not steadily ready"
     if strategy.name == "Canary" and stable.ready and goal.name != stable.name and decision.progress is not None:
         step = decision.progress.step
         if step < len(strategy.steps):

@@ -17,6 +17,7 @@ import httpx2
 from aiohttp import web
 
 from quire_router.app import Router
+from quire_router.endpoints import EndpointState
 from quire_router.settings import Settings
 
 DEADLINE_S = 10.0
@@ -277,6 +278,10 @@ class Kit:
             port=each.port,
         )
         await self.kube.put("endpointslices", manifest)
+
+    def states(self, model: str) -> dict[str, EndpointState]:
+        route = self.router.registry.resolve(model)
+        return {endpoint.pod: endpoint.state for endpoint in route.endpoints} if route else {}
 
     def ready(self, model: str) -> list[str]:
         route = self.router.registry.resolve(model)

@@ -19,7 +19,17 @@ from lightkube.config.kubeconfig import KubeConfig
 
 Body = dict[str, Any]
 COLLECTIONS = frozenset(
-    {"llmdeployments", "deployments", "pods", "services", "horizontalpodautoscalers", "events", "secrets", "configmaps"}
+    {
+        "llmdeployments",
+        "deployments",
+        "statefulsets",
+        "pods",
+        "services",
+        "horizontalpodautoscalers",
+        "events",
+        "secrets",
+        "configmaps",
+    }
 )
 
 

@@ -192,7 +192,7 @@ class ScriptedEngine:
         ids: list[int] = []
         reason, stop_id = None, None
         while len(ids) < self.per_step and reason is None:
-            token = live.tokens[live.produced]
+            token = live.tokens[min(live.produced, len(live.tokens) - 1)]  # the end token again, where it ends nothing
             ids.append(token)
             live.produced += 1
             if token in request.params.stop_token_ids:

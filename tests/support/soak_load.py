@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +43,7 @@ SCHEMA = {
 TOOL = {"name": "look_up", "description": "Looks a city up", "parameters": SCHEMA}
 BUSY = frozenset({503})
 """The queue is bounded: to be refused with Retry-After is right."""
+MOST_TOLD = 50
 
 
 @dataclass
@@ -50,10 +53,16 @@ class Tally:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
+    @property
+    def num_faults(self) -> int:
+        return sum(count for (_, outcome), count in self.outcomes.items() if outcome == "fault")
+
     def fault(self, kind: str, what: str) -> None:
+        """Count it, and say it at once."""
         self.outcomes[kind, "fault"] += 1
-        if len(self.faults) < 50:
+        if len(self.faults) < MOST_TOLD:
             self.faults.append(f"{kind}: {what}")
+            print(f"fault: {self.faults[-1]}", file=sys.stderr, flush=True)
 
 
 Make = Callable[[random.Random], Mapping[str, Any]]
@@ -61,12 +70,12 @@ Make = Callable[[random.Random], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A request. good: the status of a right answer. streamed: how the body asks for a stream, and how that ends."""
+    """A request. good: the status of a right answer. ends: of a stream, what its last event begins with."""
 
     path: str
     make: Make
     good: int = 200
-    ends: bytes = b""
+    ends: tuple[bytes, ...] = ()
 
 
 def text(chance: random.Random, most: int = 60) -> str:
@@ -82,20 +91,21 @@ def limit(chance: random.Random) -> int:
 
 
 CHAT, OLD = "/v1/chat/completions", "/v1/completions"
+DONE = (b"data: [DONE]",)
 KINDS: dict[str, Kind] = {
     "chat": Kind(CHAT, lambda c: {"messages": said(c), "max_tokens": limit(c)}),
-    "chat, streamed": Kind(CHAT, lambda c: {"messages": said(c), "max_tokens": limit(c), "stream": True, "stream_options": {"include_usage": True}}, ends=b"data: [DONE]"),
+    "chat, streamed": Kind(CHAT, lambda c: {"messages": said(c), "max_tokens": limit(c), "stream": True, "stream_options": {"include_usage": True}}, ends=DONE),
     "chat, n, log probabilities": Kind(CHAT, lambda c: {"messages": said(c), "max_tokens": 8, "n": 3, "logprobs": True, "top_logprobs": 3, "seed": c.randint(0, 9)}),
     "a forced call": Kind(CHAT, lambda c: {"messages": said(c, 10), "max_tokens": 60, "tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"}),
     "a schema": Kind(CHAT, lambda c: {"messages": said(c, 10), "max_tokens": 60, "guided_json": {**SCHEMA, "title": f"t{c.randint(0, 5)}"}}),
     "completions": Kind(OLD, lambda c: {"prompt": [text(c), text(c)], "max_tokens": limit(c), "logprobs": 2, "echo": c.random() < 0.5}),
-    "completions, streamed": Kind(OLD, lambda c: {"prompt": text(c), "max_tokens": limit(c), "stream": True, "stop": ["."]}, ends=b"data: [DONE]"),
+    "completions, streamed": Kind(OLD, lambda c: {"prompt": text(c), "max_tokens": limit(c), "stream": True, "stop": ["."]}, ends=DONE),
     "a prompt that is scored": Kind(OLD, lambda c: {"prompt": text(c), "max_tokens": 0, "echo": True, "logprobs": 1}),
     "a long prompt": Kind(OLD, lambda c: {"prompt": text(c, 3) + " x" * c.randint(100, 300), "max_tokens": 2}),
     "responses": Kind("/v1/responses", lambda c: {"input": text(c), "max_output_tokens": limit(c)}),
-    "responses, streamed": Kind("/v1/responses", lambda c: {"input": text(c), "max_output_tokens": limit(c), "stream": True}, ends=b"response."),
+    "responses, streamed": Kind("/v1/responses", lambda c: {"input": text(c), "max_output_tokens": limit(c), "stream": True}, ends=(b"event: response.completed\n", b"event: response.incomplete\n")),
     "messages": Kind("/v1/messages", lambda c: {"messages": said(c), "max_tokens": limit(c)}),
-    "messages, streamed": Kind("/v1/messages", lambda c: {"messages": said(c), "max_tokens": limit(c), "stream": True}, ends=b"message_stop"),
+    "messages, streamed": Kind("/v1/messages", lambda c: {"messages": said(c), "max_tokens": limit(c), "stream": True}, ends=(b"event: message_stop\n",)),
     "count_tokens": Kind("/v1/messages/count_tokens", lambda c: {"messages": said(c)}),
     "generate": Kind("/generate", lambda c: {"prompt": text(c), "max_tokens": limit(c), "temperature": 0}),
     "tokenize": Kind("/tokenize", lambda c: {"prompt": text(c, 200)}),
@@ -116,48 +126,48 @@ class Load:
     """Workers that send until they are told to rest. url: of the server."""
 
     def __init__(self, url: str, tally: Tally, *, workers: int, seed: int) -> None:
-        limits = httpx.Limits(max_connections=workers, max_keepalive_connections=workers)
-        self._http = httpx.AsyncClient(base_url=url, timeout=120, limits=limits)
+        self._limits = httpx.Limits(max_connections=workers, max_keepalive_connections=workers)
         self._address = httpx.URL(url)
         self._tally = tally
         self._chances = [random.Random(seed + number) for number in range(workers)]
 
     async def run(self, seconds: float) -> None:
-        """Send for so long, and until all of it is answered."""
+        """Send for so long, and until all of it is answered. No connection is left, so that what is open then is the server's own."""
         end_s = asyncio.get_running_loop().time() + seconds
-        await asyncio.gather(*(self._worker(chance, end_s) for chance in self._chances))
-
-    async def close(self) -> None:
-        await self._http.aclose()
+        async with httpx.AsyncClient(base_url=self._address, timeout=120, limits=self._limits) as self._http:
+            await asyncio.gather(*(self._worker(chance, end_s) for chance in self._chances))
 
     async def _worker(self, chance: random.Random, end_s: float) -> None:
         while asyncio.get_running_loop().time() < end_s:
             draw = chance.random()
             if draw < 0.06:
-                await self._guarded("GET", self._get(chance.choice(GETS)))
+                path = chance.choice(GETS)
+                await self._guarded("GET", path, self._get(path))
             elif draw < 0.1:
-                await self._guarded("no HTTP", self._raw(chance.choice(RAW)))
+                data = chance.choice(RAW)
+                await self._guarded("no HTTP", repr(data[:80]), self._raw(data))
             else:
                 name = chance.choice(list(KINDS))
-                leaves = KINDS[name].good == 200 and chance.random() < 0.15
-                await self._guarded(name, self._send(name, chance, leaves=leaves))
+                kind = KINDS[name]
+                body = kind.make(chance)
+                leaves = kind.good == 200 and chance.random() < 0.15
+                shown = f"{kind.path} {json.dumps(body)[:600]}" + (", left early" if leaves else "")
+                await self._guarded(name, shown, self._send(kind, body, chance, leaves=leaves))
 
-    async def _guarded(self, name: str, work: Awaitable[str]) -> None:
+    async def _guarded(self, name: str, asked: str, work: Awaitable[str]) -> None:
+        began_s = time.monotonic()
         try:
             self._tally.outcomes[name, await work] += 1
-        except AssertionError as exc:
-            self._tally.fault(name, str(exc))
-        except (httpx.HTTPError, OSError) as exc:
-            self._tally.fault(name, f"{type(exc).__name__}: {exc}")
+        except (AssertionError, httpx.HTTPError, OSError) as exc:
+            what = str(exc) if isinstance(exc, AssertionError) else f"{type(exc).__name__}: {exc}"
+            self._tally.fault(name, f"after {time.monotonic() - began_s:.1f} s: {what}; asked: {asked}")
 
     async def _get(self, path: str) -> str:
         response = await self._http.get(path)
-        assert response.status_code == 200, f"{path}: {response.status_code}"
+        assert response.status_code == 200, f"{response.status_code} {response.text[-300:]!r}"
         return "good"
 
-    async def _send(self, name: str, chance: random.Random, *, leaves: bool) -> str:
-        kind = KINDS[name]
-        body = kind.make(chance)
+    async def _send(self, kind: Kind, body: Mapping[str, Any], chance: random.Random, *, leaves: bool) -> str:
         asked = self._http.build_request("POST", kind.path, json=body)
         if leaves and not kind.ends:
             return await self._left_waiting(asked, chance)
@@ -172,12 +182,10 @@ class Load:
         if response.status_code in BUSY:
             assert "retry-after" in response.headers, "503 without Retry-After"
             return "busy"
-        assert response.status_code == kind.good, (
-            f"{response.status_code} {content[-300:]!r} for {json.dumps(body)[:300]}"
-        )
+        assert response.status_code == kind.good, f"{response.status_code} {content[-300:]!r}"
         if kind.good == 200:
             assert b"event: error" not in content, f"{content[-300:]!r}"
-            assert kind.ends in content[-300:] or not kind.ends, f"it does not end: {content[-300:]!r}"
+            assert not kind.ends or ended(content, kind.ends), f"it does not end: {content[-300:]!r}"
             return "good"
         return "refused"
 
@@ -186,7 +194,7 @@ class Load:
         try:
             async with asyncio.timeout(chance.uniform(0, 0.3)):
                 response = await self._http.send(asked)
-            assert response.status_code in (200, *BUSY), response.text[-300:]
+            assert response.status_code in (200, *BUSY), f"{response.status_code} {response.text[-300:]!r}"
         except TimeoutError:
             return "left"
         return "good"
@@ -196,6 +204,12 @@ class Load:
         writer.write(data)
         writer.close()
         return "left"
+
+
+def ended(content: bytes, ends: tuple[bytes, ...]) -> bool:
+    """Whether the last event of a stream is whole and begins so."""
+    events = content.split(b"\n\n")
+    return events[-1] == b"" and events[-2:][0].startswith(ends)
 
 
 def table(tally: Tally) -> str:

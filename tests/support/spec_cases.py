@@ -9,6 +9,11 @@ HUB = {"source": "hf://org/name", "revision": "v1"}
 
 SPECS: dict[str, dict[str, Any]] = {
     "least": {},
+    "units": {
+        "engine": {"tensorParallelSize": 4, "pipelineParallelSize": 2},
+        "resources": {"gpus": 4},
+        "replicas": 3,
+    },
     "hub": {
         "model": {
             **HUB,
@@ -32,6 +37,20 @@ SPECS: dict[str, dict[str, Any]] = {
             "endpoint": "http://store:9000",
             "s3": {"region": "eu-west-1", "credentialsSecretRef": {"name": "keys"}},
         },
+    },
+    "bucket-role": {
+        "model": {
+            "source": "s3://bucket/models/m",
+            "s3": {
+                "region": "eu-west-1",
+                "webIdentity": {
+                    "roleArn": "arn:aws:iam::123456789012:role/models",
+                    "audience": "store",
+                    "endpoint": "https://sts.store.example",
+                },
+            },
+        },
+        "serviceAccountName": "models",
     },
     "address": {
         "model": {"source": "https://files.example/m.gguf", "sha256": "0" * 64, "download": {"offline": True}},

@@ -16,6 +16,7 @@ from helm_kit import ROOT, Object
 from prometheus_kit import metric_names, program
 from quire.metrics import EngineMetrics
 from quire_operator import telemetry
+from quire_router.metrics import Metrics as RouterMetrics
 
 # Helm is built, and Prometheus installed, where they are not here yet.
 pytestmark = pytest.mark.timeout(3600)
@@ -24,6 +25,13 @@ ENGINE = 'instance="a:8000",model_name="m",namespace="ns"'
 OF_ENGINE = {"instance": "a:8000", "model_name": "m", "namespace": "ns"}
 OF_MODEL = {"model_name": "m", "namespace": "ns"}
 REPLICAS = "quire_operator_replicas"
+ANSWERS, BROKEN = "quire_router_requests_total", "quire_router_broken_streams_total"
+WATCH = 'quire_router_watch_age_seconds{instance="r:9090",namespace="ns",resource="pods"}'
+OF_WATCH = {"instance": "r:9090", "namespace": "ns", "resource": "pods"}
+LEADER, FAILED = "quire_operator_leader", 'quire_operator_reconcile_errors_total{reason="ApplyError"}'
+AGE, CERTIFICATE = "quire_operator_scrape_age_seconds", "quire_operator_certificate_expiry_timestamp_seconds"
+ASKED = "quire_operator_metrics_api_requests_total"
+DAY_S = 86400
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,20 @@ def slow(metric: str, le: str, *, bad: int, all_: int, minutes: int = 400) -> di
         f'{name}_bucket{{{ENGINE},le="{le}"}}': f"0+{good}x{minutes}",
         f"{name}_count{{{ENGINE}}}": f"0+{all_}x{minutes}",
     }
+
+
+def answers(*, good: int, bad: int) -> dict[str, str]:
+    """Of the router, a minute."""
+    return {
+        f'{ANSWERS}{{model="m",code="200"}}': f"0+{good}x30",
+        f'{ANSWERS}{{model="m",code="503"}}': f"0+{bad}x30",
+        f'{ANSWERS}{{model="other",code="200"}}': "0+99x30",
+    }
+
+
+def asked(*, good: int, bad: int) -> dict[str, str]:
+    """Of the metrics API, a minute."""
+    return {f'{ASKED}{{code="200"}}': f"0+{good}x30", f'{ASKED}{{code="500"}}': f"0+{bad}x30"}
 
 
 TTFT, ITL = "time_to_first_token_seconds", "inter_token_latency_seconds"
@@ -136,6 +158,45 @@ CASES = [
          (("ns", "desired"), ("ns", "ready"))},
         9,
     ),
+    Case(
+        "QuireRequestsFail",
+        answers(good=9, bad=1),
+        15,
+        "10% of the requests for m are answered with 5xx",
+        {"model": "m"},
+    ),
+    Case("QuireRequestsFail", answers(good=19, bad=1), 15),
+    Case("QuireRequestsFail", {f'{ANSWERS}{{model="m",code="503"}}': "0+3x30"}, 25),  # too few to say
+    Case("QuireRequestsFail", {f'{ANSWERS}{{model="m",code="429"}}': "0+30x30"}, 25),
+    Case("QuireAnswersBreak", {f'{BROKEN}{{model="m"}}': "0x3 1 2 4x10"}, 9, "Answers of m break off", {"model": "m"}),
+    Case("QuireAnswersBreak", {f'{BROKEN}{{model="m"}}': "7x3 8x10"}, 9),
+    Case(
+        "QuireRouterSeesNothingNew",
+        {WATCH: "0+60x30"},
+        25,
+        "The router r:9090 has heard nothing of pods for 25m 0s",
+        OF_WATCH,
+    ),
+    Case("QuireRouterSeesNothingNew", {WATCH: "300x30"}, 25),
+    Case("QuireNoOperatorLeads", {f'{LEADER}{{instance="o"}}': "1x3 0x10"}, 9, "No operator leads", {}),
+    Case("QuireNoOperatorLeads", {}, 9, "No operator leads", {}),  # or none is scraped
+    Case("QuireNoOperatorLeads", {f'{LEADER}{{instance="{one}"}}': f"{leads}x10" for one, leads in (("o", 0), ("p", 1))}, 9),
+    Case(
+        "QuireOperatorFails",
+        {FAILED: "0+1x40"},
+        30,
+        "The operator fails again and again (ApplyError)",
+        {"reason": "ApplyError"},
+    ),
+    Case("QuireOperatorFails", {FAILED: "3x10 5x40"}, 23),
+    Case("QuireSamplesOld", {AGE: "2x5 60+60x10"}, 13, "The operator has had no figures of a ready engine for 8m 0s", {}),
+    Case("QuireSamplesOld", {AGE: "2x20"}, 13),
+    Case("QuireMetricsAPIFails", asked(good=3, bad=1), 25, "25% of what the autoscaler asks the operator is answered with 5xx", {}),
+    Case("QuireMetricsAPIFails", asked(good=20, bad=1), 25),
+    Case("QuireMetricsAPIFails", {f'{ASKED}{{code="404"}}': "0+4x30"}, 25),
+    Case("QuireCertificateEnds", {CERTIFICATE: f"{13 * DAY_S}x90"}, 80, "The certificate of the metrics API ends in 12d 22h 40m 0s", {}),
+    Case("QuireCertificateEnds", {CERTIFICATE: f"{29 * DAY_S}x90"}, 80),
+    Case("QuireCertificateEnds", {CERTIFICATE: "0x90"}, 80),  # it serves none
 ]  # fmt: skip
 
 
@@ -195,7 +256,7 @@ def test_each_alert_says_what_to_do_and_is_on_the_page(rules: dict[str, Object])
 
 
 def test_each_metric_of_an_alert_exists(rules: dict[str, Object]) -> None:
-    page = EngineMetrics("m").registry, telemetry.REGISTRY
+    page = EngineMetrics("m").registry, telemetry.REGISTRY, RouterMetrics(lambda: ()).registry
     families = {(family.name, family.type) for registry in page for family in registry.collect()}
     known = {name + suffix for name, kind in families for suffix in SUFFIXES[kind]}
     used = {name for rule in rules.values() for name in metric_names(rule["expr"])}

@@ -92,11 +92,20 @@ def test_values_and_schema_name_the_same_keys() -> None:
     assert of_schema == expected(VALUES, SCHEMA)
 
 
-def test_every_value_is_explained() -> None:
-    lines = (CHART / "values.yaml").read_text().splitlines()
-    for before, line in zip(["", *lines], lines, strict=False):
-        if re.match(r" *\w+: \S", line):
-            assert before.lstrip().startswith("#"), f"values.yaml has no comment above {line.strip()!r}"
+def test_every_value_is_explained_here_and_in_the_readme() -> None:
+    """helm-docs makes the README's table of these comments; `make lint-chart` says whether it is stale."""
+    block: list[str] = []
+    for line in (CHART / "values.yaml").read_text().splitlines():
+        if line.lstrip().startswith("#"):
+            block.append(line.strip())
+        elif re.match(r" *\w+: \S", line):
+            assert block and block[0].startswith("# -- "), f"values.yaml has no `# -- ` above {line.strip()!r}"
+            block = []
+        else:
+            block = []
+    rows = re.findall(r"^\| ([\w.]+) \|", (CHART / "README.md").read_text(), re.MULTILINE)
+    explained = {path if "resources" not in path else path[:3] for path in leaves(VALUES)}
+    assert set(rows) - {"Key"} == {".".join(path) for path in explained}
 
 
 @pytest.mark.parametrize(
@@ -107,10 +116,12 @@ def test_every_value_is_explained() -> None:
         ({"images": {"runtime": {"name": "x"}}}, "name"),
         ({"operator": {"resources": {"request": {}}}}, "request"),
         ({"router": {"replicas": "two"}}, "replicas"),
+        ({"operator": {"replicas": 11}}, "replicas"),
         ({"router": {"drainTimeoutSeconds": -1}}, "drainTimeoutSeconds"),
         ({"watchNamespaces": ["Not_A_Namespace"]}, "watchNamespaces"),
         ({"operator": {"logLevel": "loud"}}, "logLevel"),
         ({"imagePrefix": "mirror.internal"}, "imagePrefix"),
+        ({"images": {"runtime": {"digest": "sha256:abc"}}}, "digest"),
         ({"downloads": {"hubEndpoint": "hub.internal"}}, "hubEndpoint"),
         ({"downloads": {"httpsProxy": "http://proxy/path"}}, "httpsProxy"),
         ({"metrics": {"rules": {"ttftSeconds": 3}}}, "ttftSeconds"),
@@ -128,6 +139,8 @@ OTHER: dict[tuple[str, ...], Any] = {
     ("imagePullSecrets",): [{"name": "x"}],
     ("watchNamespaces",): ["a", "b"],
     ("imagePrefix",): "mirror.internal/",
+    ("images", "runtime", "digest"): f"sha256:{'0' * 64}",
+    ("images", "operator", "digest"): f"sha256:{'0' * 64}",
     ("downloads", "hubEndpoint"): "https://hub.internal",
     ("downloads", "httpsProxy"): "http://proxy:3128",
 }
@@ -206,6 +219,15 @@ def test_a_prefix_stands_in_front_of_every_image(render: Render) -> None:
         assert image.startswith("mirror.internal/quire-mirror/quire/")
 
 
+def test_policies_name_every_port_that_a_pod_has(render: Render) -> None:
+    objects = render()
+    for part in ("operator", "router"):
+        [rule] = find(objects, "NetworkPolicy", f"quire-{part}")["spec"]["ingress"]
+        [container] = pod_spec(objects, f"quire-{part}")["containers"]
+        assert {each["port"] for each in rule["ports"]} == {each["name"] for each in container["ports"]}
+        assert "from" not in rule, "whoever that is: the API server and the kubelet have no fixed addresses"
+
+
 @pytest.mark.parametrize(("pre", "drain"), [(5, 120), (0, 0), (30, 7200), (0.5, 0.2)])
 def test_the_grace_period_is_longer_than_the_drain(render: Render, pre: float, drain: float) -> None:
     objects = render({"router": {"preDrainSeconds": pre, "drainTimeoutSeconds": drain}})
@@ -268,6 +290,17 @@ def test_the_operator_has_the_rights_its_page_lists(render: Render) -> None:
     assert granted(render(), "quire-operator") == listed
 
 
+def test_leader_worker_sets_are_used_where_the_cluster_has_them(render: Render) -> None:
+    kind = ("leaderworkerset.x-k8s.io", "leaderworkersets")
+    for api, said in (("", "false"), ("leaderworkerset.x-k8s.io/v1", "true")):
+        objects = render(api=api)
+        env = {each["name"]: each.get("value") for each in pod_spec(objects, "quire-operator")["containers"][0]["env"]}
+        assert env["QUIRE_OPERATOR_LEADER_WORKER_SET"] == said
+        assert granted(objects, "quire-operator").get(kind, set()) == (
+            {"list", "create", "patch", "delete"} if api else set()
+        )
+
+
 def test_the_router_reads_two_kinds_and_nothing_else(render: Render) -> None:
     expected = {
         ("quire.dev", "llmdeployments"): {"list", "watch"},
@@ -325,15 +358,15 @@ def test_selectors_match_their_pods_and_no_others(render: Render) -> None:
         item["metadata"]["name"]: item["spec"]["template"]["metadata"]["labels"].items()
         for item in by_kind(objects, "Deployment")
     }
-    for kind in ("Deployment", "Service", "PodDisruptionBudget"):
+    for kind in ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"):
         for item in by_kind(objects, kind):
-            selector = item["spec"]["selector"]
+            selector = item["spec"].get("selector") or item["spec"]["podSelector"]
             wanted = selector.get("matchLabels", selector).items()
             assert [name for name, labels in pods.items() if wanted <= labels] == [item["metadata"]["name"]]
 
 
 def test_everything_carries_the_common_labels(render: Render) -> None:
-    for item in render({"router": {"replicas": 2}}):
+    for item in render({"router": {"replicas": 2}, "operator": {"replicas": 2}}):
         labels = item["metadata"]["labels"]
         assert labels["app.kubernetes.io/part-of"] == "quire"
         if item["kind"] != "CustomResourceDefinition":
@@ -342,12 +375,26 @@ def test_everything_carries_the_common_labels(render: Render) -> None:
             assert labels["helm.sh/chart"] == "quire-0.1.0"
 
 
-def test_a_budget_exists_only_where_a_drain_can_still_go_on(render: Render) -> None:
+@pytest.mark.parametrize("part", ["operator", "router"])
+def test_a_budget_exists_only_where_a_drain_can_still_go_on(render: Render, part: str) -> None:
     for replicas in (0, 1):
-        assert by_kind(render({"router": {"replicas": replicas}}), "PodDisruptionBudget") == []
-    [budget] = by_kind(render({"router": {"replicas": 3}}), "PodDisruptionBudget")
-    assert budget["spec"]["maxUnavailable"] == 1
+        assert by_kind(render({part: {"replicas": replicas}}), "PodDisruptionBudget") == []
+    [budget] = by_kind(render({part: {"replicas": 3}}), "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1 and budget["metadata"]["name"] == f"quire-{part}"
     assert "minAvailable" not in budget["spec"]
+
+
+def test_several_operators_hold_an_election_and_are_replaced_without_a_gap(render: Render) -> None:
+    for replicas, strategy in ((1, "Recreate"), (2, "RollingUpdate")):
+        objects = render({"operator": {"replicas": replicas}})
+        spec = find(objects, "Deployment", "quire-operator")["spec"]
+        assert spec["replicas"] == replicas and spec["strategy"]["type"] == strategy
+        env = {entry["name"]: entry["value"] for entry in pod_spec(objects, "quire-operator")["containers"][0]["env"]}
+        # Also a single one: at an upgrade to two they must not meet one that does not ask.
+        assert env["QUIRE_OPERATOR_LEADER_ELECTION"] == "true"
+        role = find(objects, "Role", "quire-operator-lease")
+        assert role["metadata"]["namespace"] == env["QUIRE_OPERATOR_NAMESPACE"]
+        assert [rule.get("resourceNames") for rule in role["rules"]] == [None, [env["QUIRE_OPERATOR_LEASE"]]]
 
 
 def test_the_definitions_are_the_generated_ones_and_are_kept(render: Render) -> None:
@@ -382,7 +429,10 @@ def test_another_release_name_is_followed_everywhere(render: Render) -> None:
 
 
 def test_no_two_objects_share_a_name(render: Render) -> None:
-    for values in ({}, {"watchNamespaces": ["a", "b", NAMESPACE], "router": {"replicas": 2}}):
+    for values in (
+        {},
+        {"watchNamespaces": ["a", "b", NAMESPACE], "router": {"replicas": 2}, "operator": {"replicas": 2}},
+    ):
         keys = [
             (item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
             for item in render(copy.deepcopy(values))

@@ -1,4 +1,5 @@
-"""The dashboard of engines: its file is fresh, and every query of it has data in a real Prometheus that scrapes a real engine under load.
+"""The dashboards: their files are fresh, and every query of them has data in a real Prometheus that scrapes a real engine and a real
+router under load, and (in `operator/test_operator_whole.py`) the operator's process.
 
 So have the queries that dashboards, scaling rules and endpoint pickers ask about vLLM, of the same engine.
 """
@@ -21,18 +22,23 @@ import httpx
 import pytest
 
 from cluster import wait
-from dashboards.panels import ROWS, WHOLE, Panel
+from dashboards import cluster_panels, panels
+from dashboards.panels import WHOLE, Panel, Row
 from helm_kit import CHART
-from prometheus_kit import Prometheus, metric_names, prometheus
+from prometheus_kit import Prometheus, filled_in, metric_names, prometheus
+from quire_operator import telemetry
+from quire_router.metrics import Metrics as RouterMetrics
 from quire_testing.tiny_llama import make_model, save_folder
+from router_load import routed
 from tiny_text import VOCAB_SIZE, write_tokenizer
 
 # The first use may install Prometheus.
 pytestmark = pytest.mark.timeout(1200)
 
-FILE = CHART / "files" / "dashboards" / "quire-engines.json"
-PANELS: list[Panel] = [panel for row in ROWS for panel in row.panels]
-QUERIES = sorted({query.text for panel in PANELS for query in panel.queries})
+FILES = CHART / "files" / "dashboards"
+ENGINES, CLUSTER = "quire-engines.json", "quire-cluster.json"
+ROWS: dict[str, tuple[Row, ...]] = {ENGINES: panels.ROWS, CLUSTER: cluster_panels.ROWS}
+VARIABLES = {ENGINES: {"datasource", "model", "instance"}, CLUSTER: {"datasource", "model", "namespace"}}
 WINDOW = "10s"
 FLAGS = ("--dtype=float32", "--cpu-threads=1", "--max-model-len=128", "--num-blocks=12", "--swap-space=1Mi", "--max-num-seqs=2",
          "--max-queue-size=1", "--metrics-compat=vllm", "--log-level=warning", "--served-model-name=tiny")  # fmt: skip
@@ -71,9 +77,15 @@ VLLM_QUERIES = [
 ]  # fmt: skip
 
 
-def filled_in(query: str) -> str:
-    """As Grafana sends it, with everything selected."""
-    return query.replace("$__rate_interval", WINDOW).replace("$model", ".*").replace("$instance", ".*")
+def panels_of(file: str) -> list[Panel]:
+    return [panel for row in ROWS[file] for panel in row.panels]
+
+
+def queries_of(file: str) -> list[str]:
+    return sorted({query.text for panel in panels_of(file) for query in panel.queries})
+
+
+ROUTER_QUERIES = [query for query in queries_of(CLUSTER) if "quire_router_" in query]
 
 
 @contextmanager
@@ -145,12 +157,15 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     with (
         engine(tmp_path_factory.mktemp("model")) as port,
         load(port),
-        prometheus(tmp_path_factory.mktemp("prometheus"), [f"127.0.0.1:{port}"]) as running,
+        routed() as router,
+        prometheus(tmp_path_factory.mktemp("prometheus"), [f"127.0.0.1:{port}", router]) as running,
     ):
         yield running
 
 
-@pytest.mark.parametrize("query", [*map(filled_in, QUERIES), *VLLM_QUERIES])
+@pytest.mark.parametrize(
+    "query", [*map(filled_in, queries_of(ENGINES)), *map(filled_in, ROUTER_QUERIES), *VLLM_QUERIES]
+)
 def test_every_query_has_data(live: Prometheus, query: str) -> None:
     assert live.has(query, deadline_s=30), query
 
@@ -160,29 +175,40 @@ def test_a_query_for_what_does_not_exist_has_none(live: Prometheus) -> None:
     assert not live.has("quire_num_requests_flying", deadline_s=0.1)
 
 
-def test_the_file_has_every_panel_with_its_queries() -> None:
-    made = json.loads(FILE.read_text())
+@pytest.mark.parametrize("file", ROWS)
+def test_the_file_has_every_panel_with_its_queries(file: str) -> None:
+    made = json.loads((FILES / file).read_text())
     shown = {
         panel["title"] + panel["description"]: [target["expr"] for target in panel["targets"]]
         for panel in made["panels"]
         if panel["type"] != "row"
     }
-    assert shown == {panel.title + panel.meaning: [query.text for query in panel.queries] for panel in PANELS}
-    assert [panel["title"] for panel in made["panels"] if panel["type"] == "row"] == [row.title for row in ROWS]
+    assert shown == {panel.title + panel.meaning: [query.text for query in panel.queries] for panel in panels_of(file)}
+    assert [panel["title"] for panel in made["panels"] if panel["type"] == "row"] == [row.title for row in ROWS[file]]
     for panel in made["panels"]:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= WHOLE
     assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
-    names = {variable["name"] for variable in made["templating"]["list"]}
-    assert names == {"datasource", "model", "instance"}
+    assert {variable["name"] for variable in made["templating"]["list"]} == VARIABLES[file]
 
 
-def test_the_file_is_fresh() -> None:
+def test_the_files_are_fresh() -> None:
     pytest.importorskip("grafana_foundation_sdk", reason="of the dev group")
     from dashboards.__main__ import made
 
     assert {file: file.read_text() for file in made()} == made(), "run `make manifests`"
 
 
-def test_only_engine_metrics_are_asked_for() -> None:
-    assert {name.split("_")[0] for query in QUERIES for name in metric_names(query)} == {"quire"}
+def test_only_engine_metrics_are_asked_for_on_their_own_dashboard() -> None:
+    names = {name for query in queries_of(ENGINES) for name in metric_names(query)}
+    assert {name.split("_")[0] for name in names} == {"quire"} and not any("_router_" in name for name in names)
+
+
+def test_everything_that_router_and_operator_tell_is_on_the_dashboard() -> None:
+    """And nothing else: what has no data in these tests (`operator/test_operator_whole.py`) is at least told under this name."""
+    told = {
+        family.name + ("_total" if family.type == "counter" else "_bucket" if family.type == "histogram" else "")
+        for registry in (RouterMetrics(lambda: ()).registry, telemetry.REGISTRY)
+        for family in registry.collect()
+    }
+    assert {name for query in queries_of(CLUSTER) for name in metric_names(query)} == told

@@ -20,7 +20,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{/* Call with (dict "root" $ "image" $.Values.images.operator). */}}
 {{- define "quire.image" -}}
-{{ printf "%s%s:%s" .root.Values.imagePrefix .image.repository (.image.tag | default .root.Chart.AppVersion) }}
+{{ .root.Values.imagePrefix }}{{ .image.repository }}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{/* Where the router answers inside the cluster. */}}
@@ -43,6 +44,27 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
+{{- end }}
+
+{{/* Who may come in: everybody, to the ports that are there. Call with (dict "root" $ "part" … "ports" (list …)). */}}
+{{- define "quire.networkPolicy" -}}
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ include "quire.name" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "quire.labels" . | nindent 4 }}
+spec:
+  podSelector:
+    matchLabels:
+      {{- include "quire.selector" . | nindent 6 }}
+  policyTypes: [Ingress]
+  ingress:
+    - ports:
+        {{- range .ports }}
+        - {port: {{ . }}, protocol: TCP}
+        {{- end }}
 {{- end }}
 
 {{/* A ClusterRole with its binding, or a Role with its binding in each watched namespace. Call with (dict "root" $ "part" … "rules" …). */}}

@@ -186,20 +186,31 @@ QUIRE_INLINE F4 sum4(F a, F b, F c, F d) {
 #endif
 }
 
+// Halves are laid on each other until one lane is left: a fixed order. Of a loop over lanes GCC 12 takes every lane out alone.
+template <class T, class Lanes, class Operation>
+QUIRE_INLINE T fold_lanes(Lanes lanes, Operation operation) {
+  if constexpr (sizeof(Lanes) == 2 * sizeof(T)) {
+    return operation(lanes[0], lanes[1]);
+  } else {
+    typedef T Half __attribute__((vector_size(sizeof(Lanes) / 2)));
+    struct Halves {
+      Half low, high;
+    };
+    const auto halves = bits_of<Halves>(lanes);
+    return fold_lanes<T>(Half(operation(halves.low, halves.high)), operation);
+  }
+}
+
 QUIRE_INLINE float sum(F a) {
-  float lanes[W];
-  __builtin_memcpy(lanes, &a, sizeof lanes);
-  for (int width = W / 2; width > 0; width /= 2)
-    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-  return lanes[0];
+  return fold_lanes<float>(a, [](auto x, auto y) __attribute__((always_inline)) { return x + y; });
+}
+
+QUIRE_INLINE int32_t sum(I a) {
+  return fold_lanes<int32_t>(a, [](auto x, auto y) __attribute__((always_inline)) { return x + y; });
 }
 
 QUIRE_INLINE float maximum(F a) {
-  float lanes[W];
-  __builtin_memcpy(lanes, &a, sizeof lanes);
-  for (int width = W / 2; width > 0; width /= 2)
-    for (int j = 0; j < width; ++j) lanes[j] = lanes[j] > lanes[j + width] ? lanes[j] : lanes[j + width];
-  return lanes[0];
+  return fold_lanes<float>(a, [](auto x, auto y) __attribute__((always_inline)) { return x > y ? x : y; });
 }
 
 QUIRE_INLINE I lane_numbers() {

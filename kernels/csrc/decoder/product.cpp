@@ -9,21 +9,29 @@ namespace {
 constexpr int64_t kItemsPerThread = 6;
 // An item below this many multiply-adds costs more to hand out than it takes.
 constexpr int64_t kLeastWork = 32 * 1024;
-// Rows of an input that stay in a core's cache while an item's panels are read.
-constexpr int64_t kBlockBytes = 192 * 1024;
+// Rows of an input that stay in a core's cache, or near it, while an item's panels are read.
+constexpr int64_t kBlockBytes = 512 * 1024;
 
 int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Panels of an item: about `wanted`, in pairs, which some kernels compute together; of the two even numbers the one that keeps all threads busy longer.
+int64_t even_chunk(int64_t panels, int64_t wanted, int threads) {
+  const auto idle = [&](int64_t chunk) { return ceiling(ceiling(panels, chunk), threads) * threads * chunk - panels; };
+  const int64_t below = std::max<int64_t>(2, wanted / 2 * 2), above = below + 2;
+  return wanted > below && idle(above) < idle(below) ? above : below;
+}
 
 }  // namespace
 
 ProductCut cut_product(const PackedWeight& weight, int64_t rows, int threads) {
   if (rows == 0) return {0, 0, 0};
   const int64_t panels = weight.num_panels();
-  const int64_t row_bytes = std::max<int64_t>(record_bytes(weight.input(), weight.cols()), weight.cols() * 4);
-  const int64_t block = std::min(rows, std::max<int64_t>(16, kBlockBytes / row_bytes / 16 * 16));
+  const int64_t row_bytes = weight.input() == InputKind::int8 ? record_bytes(InputKind::int8, weight.cols()) : weight.cols() * 4;
+  const int64_t blocks = ceiling(rows, std::max<int64_t>(16, kBlockBytes / (row_bytes + 1) / 16 * 16));
+  const int64_t block = std::min(rows, ceiling(ceiling(rows, blocks), 16) * 16);
   const int64_t least = ceiling(kLeastWork, block * weight.cols() * kPanelRows);
-  const int64_t even = panels / (kItemsPerThread * threads);
-  const int64_t chunk = threads == 1 && block == rows ? panels : std::clamp<int64_t>(std::max(least, even), 1, panels);
+  const int64_t wanted = std::max(least, panels / (kItemsPerThread * threads));
+  const int64_t chunk = threads == 1 && block == rows ? panels : std::min(panels, even_chunk(panels, wanted, threads));
   return {int32_t(chunk), int32_t(block), ceiling(panels, chunk) * ceiling(rows, block)};
 }
 

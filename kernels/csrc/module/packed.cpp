@@ -72,6 +72,38 @@ std::unique_ptr<PackedWeight> call_pack_gguf(nb::list parts, int64_t cols) {
   return pack_gguf(list, cols);
 }
 
+// A Python buffer that is held.
+struct Buffer {
+  Py_buffer view{};
+  ~Buffer() {
+    const nb::gil_scoped_acquire acquire;
+    PyBuffer_Release(&view);  // nothing where none is held
+  }
+};
+
+std::unique_ptr<PackedWeight> call_borrow_weight(nb::handle data, nb::list parts, int64_t cols) {
+  std::vector<PackedMatrix> list;
+  for (const nb::handle part : parts) {
+    const auto [kind, rows] = nb::cast<std::tuple<nb::object, int64_t>>(part);
+    if (nb::isinstance<nb::str>(kind))
+      list.push_back(layout_of(format_of(nb::cast<std::string>(kind)), rows, cols));
+    else
+      list.push_back(layout_of_gguf(nb::cast<int>(kind), rows, cols));
+  }
+  const auto buffer = std::make_shared<Buffer>();
+  if (PyObject_GetBuffer(data.ptr(), &buffer->view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  const auto* from = static_cast<const uint8_t*>(buffer->view.buf);
+  return std::make_unique<PackedWeight>(std::move(list), from, int64_t(buffer->view.len), buffer);
+}
+
+// The bytes of a weight for Python's memoryview, which keeps the weight.
+int lend_bytes(PyObject* self, Py_buffer* view, int flags) {
+  const PackedWeight& weight = *nb::inst_ptr<PackedWeight>(self);
+  return PyBuffer_FillInfo(view, self, const_cast<uint8_t*>(weight.data()), Py_ssize_t(weight.num_bytes()), 1, flags);
+}
+
+PyType_Slot kWeightSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&lend_bytes)}, {0, nullptr}};
+
 int64_t row_record_bytes(const std::string& format, int64_t cols) {
   PackedMatrix like;
   like.format = format_of(format);
@@ -110,12 +142,14 @@ void call_unpack_weight(nb::handle packed, nb::handle out) {
 }  // namespace
 
 void bind_packed(nb::module_& m) {
-  nb::class_<PackedWeight>(m, "PackedWeight", "A weight laid out for products; see quire_kernels.ops.pack_weight.")
+  nb::class_<PackedWeight>(m, "PackedWeight", nb::type_slots(kWeightSlots),
+                           "A weight laid out for products; see quire_kernels.ops.pack_weight.")
       .def_prop_ro("format", &format_name)
       .def_prop_ro("shape", [](const PackedWeight& w) { return nb::make_tuple(w.rows(), w.cols()); })
       .def_prop_ro("nbytes", &PackedWeight::num_bytes);
   m.def("pack_weights", &call_pack_weights, nb::arg("parts"), nb::arg("importance").none());
   m.def("pack_gguf", &call_pack_gguf);
+  m.def("borrow_weight", &call_borrow_weight, nb::arg("data"), nb::arg("parts"), nb::arg("cols"));
   m.def("packed_linear", &call_packed_linear, nb::arg("x"), nb::arg("packed"), nb::arg("bias").none(), nb::arg("out"));
   m.def("unpack_weight", &call_unpack_weight);
   m.def("record_bytes", &row_record_bytes, nb::arg("format"), nb::arg("cols"));

@@ -112,31 +112,37 @@ Tensor matrix_of(const uint8_t* raw, DType type, int64_t rows, int64_t cols) {
   return t;
 }
 
-PackedMatrix like_part(const GgufPart& part, int64_t cols) {
-  PackedMatrix like;
-  if (const packing::GgufType* type = packing::gguf_type(part.ggml_type))
-    like = type->like;
-  else
-    like.format = part.ggml_type == 0 ? Format::f32 : part.ggml_type == 1 ? Format::f16 : Format::bf16;
-  like.rows = part.rows;
+PackedMatrix sized(PackedMatrix like, int64_t rows, int64_t cols) {
+  like.rows = rows;
   like.cols = cols;
   return like;
 }
 
 }  // namespace
 
+PackedMatrix layout_of(Format format, int64_t rows, int64_t cols) {
+  PackedMatrix like;
+  if (format == Format::q8) like = packing::quants(format, false, false, 128, 255);
+  if (format == Format::q4) like = packing::quants(format, true, false, 0, 15);
+  like.format = format;
+  return sized(like, rows, cols);
+}
+
+PackedMatrix layout_of_gguf(int ggml_type, int64_t rows, int64_t cols) {
+  if (const packing::GgufType* type = packing::gguf_type(ggml_type)) return sized(type->like, rows, cols);
+  switch (ggml_type) {
+    case 0: return layout_of(Format::f32, rows, cols);
+    case 1: return layout_of(Format::f16, rows, cols);
+    case 30: return layout_of(Format::bf16, rows, cols);
+    default: refuse("ggml_type " + std::to_string(ggml_type) + " is not supported");
+  }
+}
+
 std::unique_ptr<PackedWeight> pack(const std::vector<FloatPart>& parts, const float* importance) {
   const int64_t cols = parts.front().weight.shape[1];
   std::vector<PackedMatrix> likes;
-  for (const FloatPart& part : parts) {
-    PackedMatrix like;
-    if (part.format == Format::q8) like = packing::quants(part.format, false, false, 128, 255);
-    if (part.format == Format::q4) like = packing::quants(part.format, true, false, 0, 15);
-    like.format = part.format;
-    like.rows = part.weight.shape[0];
-    like.cols = part.weight.shape[1];
-    likes.push_back(like);
-  }
+  for (const FloatPart& part : parts)
+    likes.push_back(layout_of(part.format, part.weight.shape[0], part.weight.shape[1]));
   std::vector<float> weights(size_t(blocks_of(cols) * kQuantBlock));
   for (int64_t i = 0; i < cols; ++i) weights[size_t(i)] = importance == nullptr ? 1.0f : importance[i];
   auto packed = std::make_unique<PackedWeight>(std::move(likes));
@@ -146,7 +152,7 @@ std::unique_ptr<PackedWeight> pack(const std::vector<FloatPart>& parts, const fl
 
 std::unique_ptr<PackedWeight> pack_gguf(const std::vector<GgufPart>& parts, int64_t cols) {
   std::vector<PackedMatrix> likes;
-  for (const GgufPart& part : parts) likes.push_back(like_part(part, cols));
+  for (const GgufPart& part : parts) likes.push_back(layout_of_gguf(part.ggml_type, part.rows, cols));
   auto packed = std::make_unique<PackedWeight>(std::move(likes));
   for (size_t i = 0; i < parts.size(); ++i) {
     const PackedMatrix& matrix = packed->parts()[i];

@@ -6,7 +6,7 @@
 
 namespace quire::QUIRE_ISA {
 
-constexpr int kQuantRows = W == 16 ? 6 : W == 8 ? 4 : 2;
+constexpr int kQuantRows = W == 16 ? 12 : W == 8 ? 4 : 2;
 constexpr int64_t kMostQuantRows = 32;  // their records beside a panel: what a first-level cache holds
 
 // What is known of a matrix when its kernel is compiled.
@@ -16,8 +16,10 @@ struct Quants {
   static constexpr int most = Most, parts = Halves ? 2 : 1;  // scales of a block
 };
 
+// `ahead`: see ask_ahead; 0: nothing is asked for.
 template <class Q, int R>
-void quant_tile(const uint8_t* panel, int64_t blocks, int zero, const uint8_t* records, int64_t record_size, float* sums) {
+void quant_tile(const uint8_t* panel, int64_t blocks, int zero, const uint8_t* records, int64_t record_size, int64_t ahead, float* sums) {
+  constexpr int64_t block_bytes = (Q::parts + Q::minima) * 2 * kPanelRows + (Q::pairs ? 16 : 32) * kPanelRows;
   F acc[R][V] = {};
   QuantRow rows[R];
   for (int r = 0; r < R; ++r) rows[r] = QuantRow::at(records + r * record_size, blocks);
@@ -25,7 +27,7 @@ void quant_tile(const uint8_t* panel, int64_t blocks, int zero, const uint8_t* r
     const auto* scales = reinterpret_cast<const f16*>(panel);
     const f16* minima = scales + Q::parts * kPanelRows;
     const auto* quants = reinterpret_cast<const uint8_t*>(minima + Q::minima * kPanelRows);
-    ask_ahead<R>(panel, (Q::parts + Q::minima) * 2 * kPanelRows + (Q::pairs ? 16 : 32) * kPanelRows);
+    if (ahead != 0) ask_ahead(panel, block_bytes, ahead);
     for (int part = 0; part < Q::parts; ++part) {
       const int8_t* x[R];
       for (int r = 0; r < R; ++r) x[r] = rows[r].quants + b * kQuantBlock + part * 16;
@@ -48,7 +50,7 @@ void quant_tile(const uint8_t* panel, int64_t blocks, int zero, const uint8_t* r
         const F minimum = load(minima + v * W);
         for (int r = 0; r < R; ++r) acc[r][v] = fma(minimum, splat(rows[r].sums[b]), acc[r][v]);
       }
-    panel = quants + (Q::pairs ? 16 : 32) * kPanelRows;
+    panel += block_bytes;
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) store(acc[r][v], sums + r * kPanelRows + v * W);
@@ -65,7 +67,8 @@ void multiply_quants(const PackedMatrix& matrix, const LinearInput& input, int64
       for_tiles<kQuantRows>(rows, [&](int64_t row, auto count) {
         alignas(64) float sums[count.value * kPanelRows];
         const uint8_t* records = input.records + (begin + row) * record_size;
-        quant_tile<Q, count.value>(matrix.panel(panel), blocks, matrix.zero, records, record_size, sums);
+        const int64_t ahead = input.num_rows == 1 ? kAhead : begin + row == 0 ? matrix.panel_bytes() : 0;
+        quant_tile<Q, count.value>(matrix.panel(panel), blocks, matrix.zero, records, record_size, ahead, sums);
         for (int r = 0; r < count.value; ++r) finish_row(matrix, to, begin + row + r, panel, sums + r * kPanelRows);
       });
   }

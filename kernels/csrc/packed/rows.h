@@ -21,7 +21,18 @@ struct QuantRow {
 // Blocks whose largest magnitude is below this become zeros: 127 / magnitude would overflow.
 constexpr float kSmallest = 0x1p-100f;
 
-typedef int8_t Narrow __attribute__((vector_size(W)));
+// Integers up to 127 in magnitude, as bytes. Of the plain conversion GCC 12 makes one move per lane on AVX2.
+QUIRE_INLINE void store_bytes(I values, int8_t* to) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const auto whole = (__m256i)values;
+  const __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(pairs, pairs));
+#else
+  typedef int8_t Narrow __attribute__((vector_size(W)));
+  const Narrow narrow = __builtin_convertvector(values, Narrow);
+  __builtin_memcpy(to, &narrow, sizeof narrow);
+#endif
+}
 
 // Quantise 32 inputs; returns the scale.
 QUIRE_INLINE float quantize_block(const float* x, int8_t* quants, int32_t* halves) {
@@ -35,15 +46,15 @@ QUIRE_INLINE float quantize_block(const float* x, int8_t* quants, int32_t* halve
   const float most = maximum(largest), poisoned = sum(poison);
   const bool finite = poisoned == 0.0f;
   const F factor = splat(finite && most >= kSmallest ? 127.0f / most : 0.0f), magic = splat(12582912.0f);
-  halves[0] = halves[1] = 0;
+  I totals[2] = {};
   for (int i = 0; i < n; ++i) {
     // Adding 1.5 * 2^23 rounds to an integer, which the low bits then hold.
     const F shifted = (finite ? values[i] : F{}) * factor + magic;
     const I rounded = bits_of<I>(shifted) - bits_of<I>(magic);
-    const Narrow narrow = __builtin_convertvector(rounded, Narrow);
-    __builtin_memcpy(quants + i * W, &narrow, sizeof narrow);
-    for (int lane = 0; lane < W; ++lane) halves[(i * W + lane) / 16] += rounded[lane];
+    store_bytes(rounded, quants + i * W);
+    totals[i * W / 16] += rounded;
   }
+  for (int half = 0; half < 2; ++half) halves[half] = sum(totals[half]);
   return !finite ? __builtin_nanf("") : most >= kSmallest ? most / 127.0f : 0.0f;
 }
 
@@ -51,10 +62,10 @@ inline void quantize_row(const float* x, int64_t cols, uint8_t* record) {
   const int64_t blocks = blocks_of(cols);
   const QuantRow to = QuantRow::at(record, blocks);
   for (int64_t b = 0; b < blocks; ++b) {
-    float padded[kQuantBlock] = {};
+    float padded[kQuantBlock];
     const float* from = x + b * kQuantBlock;
-    if (cols - b * kQuantBlock < kQuantBlock) {
-      __builtin_memcpy(padded, from, size_t(cols - b * kQuantBlock) * sizeof(float));
+    if (const int64_t left = cols - b * kQuantBlock; left < kQuantBlock) {
+      for (int i = 0; i < kQuantBlock; ++i) padded[i] = i < left ? from[i] : 0.0f;
       from = padded;
     }
     auto* halves = const_cast<int32_t*>(to.halves + 2 * b);

@@ -29,19 +29,18 @@ QUIRE_INLINE void for_tiles(int64_t rows, Function f) {
   }
 }
 
-// A product of one row waits for its weights, and the processor's own look ahead stops at pages of 4 KiB.
+// A product of one row waits for its weights, and the processor's own look ahead stops at pages of 4 KiB. With more rows there is time to ask for
+// the next panel while one is read for the first time.
 constexpr int64_t kAhead = 1024;
 
-// Ask for the weights that many bytes behind these. It may be behind the end of them all, which no processor minds.
-template <int R>
-QUIRE_INLINE void ask_ahead(const void* weights, int64_t bytes) {
-  if constexpr (R == 1)
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(weights) + kAhead + at);
+// Ask for the weights `ahead` bytes behind these. They may be behind the end of them all, which no processor minds.
+QUIRE_INLINE void ask_ahead(const void* weights, int64_t bytes, int64_t ahead) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(weights) + ahead + at);
 }
 
 // Rows that are worked on together, so that they stay in the second-level cache while panel after panel passes.
 QUIRE_INLINE int64_t rows_at_once(int64_t row_bytes, int64_t tile, int64_t most) {
-  const int64_t fit = 256 * 1024 / (row_bytes + 1) / tile * tile;
+  const int64_t fit = 512 * 1024 / (row_bytes + 1) / tile * tile;
   return fit < 2 * tile ? 2 * tile : fit > most ? most : fit;
 }
 

@@ -1,33 +1,18 @@
-// Memory of packed weights, and what reads it back.
+// What packed weights are made of, and what reads them back.
 #include "packed/weight.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <new>
+#include <cstring>
 #include <string>
 #include <utility>
 
 #define QUIRE_ISA packing
 #include "common/error.h"
 #include "common/vec.h"
+#include "packed/memory.h"
 
 namespace quire {
 namespace {
-
-constexpr int64_t kHugePage = 2 * 1024 * 1024;
-
-// Weights are read from end to end every step: huge pages spare the walks through page tables.
-Memory<uint8_t> allocate_weights(int64_t bytes) {
-  if (bytes < kHugePage) return allocate<uint8_t>(bytes);
-  void* memory = nullptr;
-  if (posix_memalign(&memory, kHugePage, size_t(bytes)) != 0) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-  madvise(memory, size_t(bytes), MADV_HUGEPAGE);
-#endif
-  return Memory<uint8_t>(static_cast<uint8_t*>(memory));
-}
 
 float half_at(const uint8_t* from, int64_t i) { return packing::widen(reinterpret_cast<const packing::f16*>(from)[i]); }
 
@@ -78,6 +63,37 @@ void for_parts(const PackedWeight& weight, Visit visit) {
 }  // namespace
 
 PackedWeight::PackedWeight(std::vector<PackedMatrix> parts) : parts_(std::move(parts)) {
+  add_up();
+  const std::shared_ptr<uint8_t> memory = weight_memory(num_bytes_);
+  keeper_ = memory;
+  point_to(memory.get());
+  for (const PackedMatrix& part : parts_) {  // what is between parts may be written to a file
+    const int64_t bytes = part.num_panels() * part.panel_bytes();
+    std::memset(const_cast<uint8_t*>(part.data) + bytes, 0, size_t(aligned(bytes) - bytes));
+  }
+}
+
+PackedWeight::PackedWeight(std::vector<PackedMatrix> parts, const uint8_t* data, int64_t size,
+                           std::shared_ptr<const void> keeper)
+    : parts_(std::move(parts)), keeper_(std::move(keeper)) {
+  for (const PackedMatrix& part : parts_) {
+    if (part.rows < 1 || part.cols < 1)
+      refuse("a part must have at least one row and one column, got " + std::to_string(part.rows) + " and " +
+             std::to_string(part.cols));
+    // A panel has a byte and more for each column: beyond these bounds sizes could overflow.
+    if (part.cols > size || part.rows > size || part.num_panels() > size / part.panel_bytes())
+      refuse("a part of " + std::to_string(part.rows) + " rows and " + std::to_string(part.cols) + " columns is more than data's " +
+             std::to_string(size) + " bytes");
+  }
+  add_up();
+  if (num_bytes_ != size)
+    refuse("data must have " + std::to_string(num_bytes_) + " bytes, got " + std::to_string(size));
+  if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0)
+    refuse("data must begin at a multiple of " + std::to_string(kAlignment) + " bytes of memory");
+  point_to(data);
+}
+
+void PackedWeight::add_up() {
   if (parts_.empty()) throw ArgumentError("a packed weight needs at least one part");
   cols_ = parts_.front().cols;
   for (const PackedMatrix& part : parts_) {
@@ -92,11 +108,12 @@ PackedWeight::PackedWeight(std::vector<PackedMatrix> parts) : parts_(std::move(p
     num_panels_ += part.num_panels();
     num_bytes_ += aligned(part.num_panels() * part.panel_bytes());
   }
-  memory_ = allocate_weights(num_bytes_);
-  const uint8_t* next = memory_.get();
+}
+
+void PackedWeight::point_to(const uint8_t* data) {
   for (PackedMatrix& part : parts_) {
-    part.data = next;
-    next += aligned(part.num_panels() * part.panel_bytes());
+    part.data = data;
+    data += aligned(part.num_panels() * part.panel_bytes());
   }
 }
 

@@ -20,15 +20,30 @@ class PackedWeight {
   int64_t num_bytes() const { return num_bytes_; }
   InputKind input() const { return parts_.front().input(); }
 
+  // All parts, one after the other, each padded to 64 bytes: num_bytes() of them.
+  const uint8_t* data() const { return parts_.front().data; }
+
   // Makes room for the parts, whose data is still to be written (they then point to it). Throws ArgumentError where the
   // parts do not share cols and input kind.
   explicit PackedWeight(std::vector<PackedMatrix> parts);
 
+  // Somebody else's memory that holds what data() of a weight of these parts did; the keeper keeps it alive, and nobody writes to
+  // it. Throws ArgumentError where it is not aligned, or not exactly as long as the parts are.
+  PackedWeight(std::vector<PackedMatrix> parts, const uint8_t* data, int64_t size, std::shared_ptr<const void> keeper);
+
  private:
+  void add_up();
+  void point_to(const uint8_t* data);
+
   std::vector<PackedMatrix> parts_;
-  Memory<uint8_t> memory_;
+  std::shared_ptr<const void> keeper_;  // of the parts' data
   int64_t rows_ = 0, cols_ = 0, num_panels_ = 0, num_bytes_ = 0;
 };
+
+// How a matrix lies that floats are packed to, or the blocks of a type of GGUF (its number). Throws ArgumentError for another
+// number.
+PackedMatrix layout_of(Format format, int64_t rows, int64_t cols);
+PackedMatrix layout_of_gguf(int ggml_type, int64_t rows, int64_t cols);
 
 // A matrix [N, K] of floats, and what it is rounded or quantised to.
 struct FloatPart {

@@ -4,10 +4,10 @@ The CRD's schema, its CEL rules and the field reference in docs/ are generated f
 `python -m quire_operator.crd`. A leaf of the package: no I/O, no Kubernetes client, no settings.
 """
 
-from quire_operator.api.adapter import AdapterPod, AdapterState, LLMAdapter, LLMAdapterSpec, LLMAdapterStatus
+from quire_operator.api.adapter import Adapter, AdapterPod, AdapterState, LLMAdapter, LLMAdapterSpec, LLMAdapterStatus
 from quire_operator.api.base import seconds, size_bytes
 from quire_operator.api.cache import Cache
-from quire_operator.api.download import S3, ConfigMapKey, Download, SecretKey, SecretName
+from quire_operator.api.download import S3, ConfigMapKey, Download, SecretKey, SecretName, WebIdentity
 from quire_operator.api.engine import OPERATOR_OWNED_FLAGS, Engine
 from quire_operator.api.llmdeployment import NAME_MAX, LLMDeployment, Spec
 from quire_operator.api.model import DOWNLOADED, Model, Origin
@@ -16,6 +16,7 @@ from quire_operator.api.pods import Devices, NetworkPolicy, Resources, Template,
 from quire_operator.api.rollout import INDEFINITE, BlueGreen, Canary, CanaryStep, Rollout
 from quire_operator.api.scaling import Autoscaling, ScaleDown, Targets
 from quire_operator.api.status import (
+    AdapterStatus,
     AutoscalingStatus,
     Condition,
     MetricState,
@@ -33,8 +34,10 @@ __all__ = [
     "NAME_MAX",
     "OPERATOR_OWNED_FLAGS",
     "S3",
+    "Adapter",
     "AdapterPod",
     "AdapterState",
+    "AdapterStatus",
     "Autoscaling",
     "AutoscalingStatus",
     "BlueGreen",
@@ -73,6 +76,7 @@ __all__ = [
     "Targets",
     "Template",
     "TemplateMetadata",
+    "WebIdentity",
     "seconds",
     "size_bytes",
 ]

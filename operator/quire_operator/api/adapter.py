@@ -22,6 +22,27 @@ def _check(value: str) -> str:
     return value
 
 
+AdapterSource = Annotated[
+    str,
+    Field(
+        max_length=512,
+        json_schema_extra=rules(
+            text_rule("self.matches('^(?:" + _SOURCE + ")$') && !(self + '/').contains('/../')", _MESSAGE)
+        ),
+    ),
+    AfterValidator(_check),
+]
+
+
+class Adapter(ApiModel):
+    """A LoRA adapter of an LLMDeployment's own."""
+
+    name: ServedName = Field(description="Name that requests put into `model`.")
+    source: AdapterSource = Field(
+        description="Where the adapter is: on the hub, or a folder in the pods. A change loads it anew in every pod."
+    )
+
+
 class LLMAdapterSpec(ApiModel):
     """What is wanted."""
 
@@ -35,16 +56,7 @@ class LLMAdapterSpec(ApiModel):
     )
 
     deployment: ObjectName = Field(description="The LLMDeployment, in the same namespace, whose pods load it.")
-    source: Annotated[
-        str,
-        Field(
-            max_length=512,
-            json_schema_extra=rules(
-                text_rule("self.matches('^(?:" + _SOURCE + ")$') && !(self + '/').contains('/../')", _MESSAGE)
-            ),
-        ),
-        AfterValidator(_check),
-    ] = Field(
+    source: AdapterSource = Field(
         description="Where the adapter is: on the hub, or a folder in the pods. A change loads it anew in every pod."
     )
     served_name: ServedName | None = Field(

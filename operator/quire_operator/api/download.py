@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from quire_operator.api.base import ApiModel, ObjectName, rules, text_rule
+from quire_operator.api.base import ApiModel, ObjectName, rule, rules, text_rule
 
 
 class SecretKey(ApiModel):
@@ -31,8 +31,51 @@ class ConfigMapKey(ApiModel):
     key: str = Field(default="ca.crt", min_length=1, max_length=253, description="Key in the ConfigMap.")
 
 
+class WebIdentity(ApiModel):
+    """The pod's ServiceAccount takes on a role, and no key lies in the cluster."""
+
+    role_arn: str = Field(
+        max_length=2048,
+        json_schema_extra=rules(
+            text_rule(
+                "self.matches('^arn:[^ ]+$')", "roleArn must be an ARN such as arn:aws:iam::123456789012:role/models"
+            )
+        ),
+        description=(
+            "Role that the ServiceAccount takes on. Its trust policy names the cluster's issuer and the subject "
+            "system:serviceaccount:NAMESPACE:SERVICEACCOUNT."
+        ),
+    )
+    audience: str = Field(
+        default="sts.amazonaws.com",
+        min_length=1,
+        max_length=253,
+        description="Audience of the token that is projected for it; no other service takes that token. Default: sts.amazonaws.com.",
+    )
+    endpoint: str | None = Field(
+        default=None,
+        max_length=512,
+        json_schema_extra=rules(
+            text_rule(
+                "self.matches('^https?://[^/ ]+[^ ]*$')",
+                "endpoint of webIdentity must be an http:// or https:// address that answers AssumeRoleWithWebIdentity",
+            )
+        ),
+        description="Address that gives out keys for the token, of stores other than AWS. Default: AWS's for the region.",
+    )
+
+
 class S3(ApiModel):
     """Region and credentials of a bucket."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!(has(self.credentialsSecretRef) && has(self.webIdentity))",
+                "credentialsSecretRef and webIdentity exclude each other: keys are in a Secret or come with a role, remove one",
+            )
+        )
+    )
 
     region: str = Field(
         default="us-east-1",
@@ -46,7 +89,14 @@ class S3(ApiModel):
         default=None,
         description=(
             "Secret with the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where they are temporary. "
-            "Default: none, the bucket is public."
+            "Default: none; the bucket is public, or the pod gets an identity (webIdentity, or a ServiceAccount that its cloud knows)."
+        ),
+    )
+    web_identity: WebIdentity | None = Field(
+        default=None,
+        description=(
+            "Role that the pod's ServiceAccount takes on, instead of keys. A short-lived token for that is projected into the "
+            "container fetch, and into no other. Default: none."
         ),
     )
 

@@ -104,6 +104,19 @@ class Engine(ApiModel):
         ge=0,
         le=1 << 20,
     )
+    tensor_parallel_size: int | None = _flag(
+        "Ranks that share each layer. Where these times pipelineParallelSize are more than the GPUs of a pod, a replica is a unit of "
+        "several pods, a leader and its workers. Engines of this version take only 1 and refuse to start with more.",
+        "1",
+        ge=1,
+        le=64,
+    )
+    pipeline_parallel_size: int | None = _flag(
+        "Groups of layers, each on ranks of its own. Engines of this version take only 1 and refuse to start with more.",
+        "1",
+        ge=1,
+        le=64,
+    )
     seed: int | None = _flag("Seed of requests that bring none.", "0", ge=0, le=(1 << 53) - 1)
     cpu_threads: int | None = _flag("Threads of the CPU back end.", "the container's CPU quota", ge=1, le=1024)
     chat_template: str | None = _flag(

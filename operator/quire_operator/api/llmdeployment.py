@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import ConfigDict, Field
 
+from quire_operator.api.adapter import Adapter
 from quire_operator.api.base import ApiModel, Duration, ObjectName, between, rule, rules
 from quire_operator.api.download import SecretName
 from quire_operator.api.engine import Engine
@@ -14,6 +15,19 @@ from quire_operator.api.scaling import Autoscaling
 from quire_operator.api.status import Status
 
 NAME_MAX = 40
+UNIT_MAX = 64
+"""Pods of a replica."""
+
+
+def _size(field: str) -> str:
+    return f"(has(self.engine) && has(self.engine.{field}) ? self.engine.{field} : 1)"
+
+
+_RANKS = f"({_size('tensorParallelSize')} * {_size('pipelineParallelSize')})"
+_GPUS = (
+    "(!has(self.resources) ? 0 : has(self.resources.devices) ? self.resources.devices.count : "
+    "has(self.resources.gpus) ? self.resources.gpus : 0)"
+)
 
 
 class Spec(ApiModel):
@@ -26,13 +40,37 @@ class Spec(ApiModel):
                 "replicas and autoscaling exclude each other: replicas fixes the number, autoscaling lets the demand choose it; "
                 "remove one of them",
                 optionalOldSelf=True,
-            )
+            ),
+            rule(
+                f"{_GPUS} == 0 || {_RANKS} <= {_GPUS} || {_RANKS} % {_GPUS} == 0",
+                "engine.tensorParallelSize times engine.pipelineParallelSize must be a multiple of the GPUs of each pod "
+                "(resources.gpus, or resources.devices.count): the pods of a replica are alike",
+            ),
+            rule(
+                f"{_RANKS} <= {UNIT_MAX} * ({_GPUS} > 0 ? {_GPUS} : 1)",
+                f"engine.tensorParallelSize times engine.pipelineParallelSize needs more than {UNIT_MAX} pods for each replica: "
+                "give each pod more GPUs, or lower one of them",
+            ),
         )
     )
 
     model: Model = Field(description="Which weights are served, and under which names.")
     engine: Engine = Field(
         default_factory=Engine, description="Flags of the engine; each is the flag of `quire serve` with the same name."
+    )
+    adapters: tuple[Adapter, ...] = Field(
+        default=(),
+        max_length=32,
+        json_schema_extra=rules(
+            rule(
+                "self.all(one, self.exists_one(other, other.name == one.name))",
+                "adapters must have names of their own: requests choose one by its name",
+            )
+        ),
+        description=(
+            "LoRA adapters that every ready pod loads, beside those of LLMAdapters that name this LLMDeployment; no pod is replaced "
+            "for them. Engines of this version have none yet and say so in the condition AdaptersLoaded. At most 32. Default: none."
+        ),
     )
     replicas: int | None = Field(
         default=None,

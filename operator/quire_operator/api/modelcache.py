@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from quire_operator.api.base import ApiModel, Duration, Reported, Size, between, rule, rules
+from quire_operator.api.base import ApiModel, Duration, ObjectName, Quantity, Reported, Size, between, rule, rules
 from quire_operator.api.cache import AccessMode
 from quire_operator.api.download import SecretName
 from quire_operator.api.model import Origin
@@ -17,6 +17,21 @@ MODEL_CACHE_NAME_MAX = 40
 CachePhase = Literal["Pending", "Filling", "Ready", "Failed", "Evicted"]
 
 _SAME = "self.model.source == oldSelf.model.source && self.model.revision == oldSelf.model.revision"
+
+
+class FetchResources(ApiModel):
+    """Compute resources of the Job's pod."""
+
+    requests: dict[str, Quantity] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="What the scheduler reserves, as {cpu: 500m, memory: 512Mi}. Default: nothing.",
+    )
+    limits: dict[str, Quantity] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="What the pod may use at most. A namespace with a quota may ask for both. Default: no limit.",
+    )
 
 
 class ModelCacheSpec(ApiModel):
@@ -38,6 +53,10 @@ class ModelCacheSpec(ApiModel):
                 "storageClassName of a claim cannot change: make another ModelCache",
             ),
             rule(
+                "self.code == oldSelf.code",
+                "code of a ModelCache cannot change while pods use its files: make another ModelCache",
+            ),
+            rule(
                 "self.accessModes == oldSelf.accessModes",
                 "accessModes of a claim cannot change: make another ModelCache",
             ),
@@ -45,6 +64,12 @@ class ModelCacheSpec(ApiModel):
     )
 
     model: Origin = Field(description="What is downloaded.")
+    code: bool = Field(
+        default=False,
+        description=(
+            "Download the Python files of the model too, which engines with --trust-remote-code in extraArgs run. Default: false."
+        ),
+    )
     size: Size = Field(description="Size of the claim, as 20Gi: the model's files and some room.")
     storage_class_name: str | None = Field(
         default=None,
@@ -69,10 +94,20 @@ class ModelCacheSpec(ApiModel):
             "Default: never."
         ),
     )
+    resources: FetchResources = Field(
+        default_factory=FetchResources, description="Compute resources of the Job's pod. Default: none."
+    )
     image: str = Field(
         default="",
         max_length=512,
         description="Image of the Job. Default (empty): the runtime image of the operator's chart.",
+    )
+    service_account_name: ObjectName | None = Field(
+        default=None,
+        description=(
+            "ServiceAccount of the Job's pod, which must exist, for a bucket that knows it (model.s3.webIdentity). Its token for the "
+            "cluster is not mounted. Default: the namespace's."
+        ),
     )
     image_pull_secrets: tuple[SecretName, ...] = Field(
         default=(),

@@ -143,7 +143,7 @@ class Rollout(ApiModel):
         json_schema_extra=between("10s", "24h"),
         description=(
             "Without progress for this long the condition Progressing turns False with reason ProgressDeadlineExceeded; old pods "
-            "keep serving, and with maxSurge 0 get their room back; 10s to 24h. Default: 30m, or twice the time to start that follows "
+            "keep serving, and with maxSurge 0 or BlueGreen get their room back; 10s to 24h. Default: 30m, or twice the time to start that follows "
             "from model.size or startupTimeout where that is longer, for the download comes before it."
         ),
     )

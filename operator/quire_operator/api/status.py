@@ -17,7 +17,7 @@ _TIME: dict[str, Any] = {"format": "date-time"}
 class Condition(Reported):
     """One aspect of the state. `lastTransitionTime` moves only when `status` does."""
 
-    type: str = Field(description="Ready, Available, Progressing, MetricsAvailable or ScalingActive.")
+    type: str = Field(description="Ready, Available, Progressing, MetricsAvailable, ScalingActive or AdaptersLoaded.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: str = Field(description="One word for programs.")
     message: str = Field(description="One sentence for people.")
@@ -62,6 +62,11 @@ class RolloutStatus(Reported):
     started_at: str = Field(json_schema_extra=_TIME, description="When it began.")
     progressed_at: str = Field(json_schema_extra=_TIME, description="When it last came nearer to its end.")
     peak: int = Field(default=0, description="Most pods of its revision that were ready at one time.")
+    broken_at: str | None = Field(
+        default=None,
+        json_schema_extra=_TIME,
+        description="When a BlueGreen's new set, after it had been whole, first lost pods that ended by themselves.",
+    )
     message: str = Field(description="One sentence about where it is.")
 
 
@@ -97,6 +102,14 @@ class AutoscalingStatus(Reported):
     )
 
 
+class AdapterStatus(Reported):
+    """One LoRA adapter, over the ready pods."""
+
+    name: str = Field(description="Name that requests put into `model`.")
+    loaded: int = Field(description="Ready pods that have it.")
+    of: int = Field(description="Ready pods there are.")
+
+
 class Status(Reported):
     """What the operator last saw and did."""
 
@@ -111,7 +124,8 @@ class Status(Reported):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         description=(
             "Ready (a completion went through the router on the observed generation), Available (at least one pod answers), "
-            "Progressing (pods are being replaced or added), MetricsAvailable, ScalingActive (copied from the autoscaler)."
+            "Progressing (pods are being replaced or added), MetricsAvailable, ScalingActive (copied from the autoscaler), "
+            "AdaptersLoaded (every ready pod has every adapter)."
         ),
     )
     replicas: int | None = Field(
@@ -133,4 +147,7 @@ class Status(Reported):
     control: RolloutControl | None = Field(default=None, description="What the annotation quire.dev/rollout asked for.")
     autoscaling: AutoscalingStatus | None = Field(
         default=None, description="What is measured, and what the autoscaler wants."
+    )
+    adapters: tuple[AdapterStatus, ...] = Field(
+        default=(), description="LoRA adapters that its pods should have, from spec.adapters and from LLMAdapters."
     )

@@ -5,5 +5,6 @@ One field manager (`quire-operator`). Nothing is written that is there already. 
 
 from quire_operator.cluster.client import Cluster, connect
 from quire_operator.cluster.supplies import Supplies
+from quire_operator.cluster.units import Units, leaders_of
 
-__all__ = ["Cluster", "Supplies", "connect"]
+__all__ = ["Cluster", "Supplies", "Units", "connect", "leaders_of"]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
 from lightkube import AsyncClient
+from lightkube.config.client_adapter import verify_cluster
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ApiError
 from lightkube.types import CascadeType, PatchType
@@ -21,6 +22,7 @@ from lightkube.types import CascadeType, PatchType
 from quire_operator import labels, telemetry
 from quire_operator.cluster import kinds
 from quire_operator.cluster.drift import dropped, marked, settled
+from quire_operator.cluster.fence import FencedTransport
 from quire_operator.errors import ApplyError
 from quire_operator.observation import Body, Observation, owned_by
 from quire_operator.spec import Key
@@ -31,33 +33,48 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S = 20.0
 
 
-def connect() -> AsyncClient:
-    """KUBECONFIG, ~/.kube/config, or the pod's service account."""
+def connect(require: Callable[[], None] | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S) -> AsyncClient:
+    """KUBECONFIG, ~/.kube/config, or the pod's service account. `require` raises when nothing may be written."""
+    config = KubeConfig.from_env().get()
+    transport = None
+    if require is not None:
+        assert config is not None and config.user is not None, "the client would refuse it too"
+        verify = verify_cluster(config.cluster, config.user, config.abs_file, trust_env=False)
+        transport = FencedTransport(require, verify=verify)
     return AsyncClient(
-        config=KubeConfig.from_env(),
-        timeout=httpx2.Timeout(REQUEST_TIMEOUT_S),
+        config=config,
+        timeout=httpx2.Timeout(timeout_s),
         field_manager=labels.FIELD_MANAGER,
         trust_env=False,
+        transport=transport,
     )
 
 
 class Cluster:
-    """Everything but watches. Safe to use from many tasks."""
+    """Everything but watches. Safe to use from many tasks. groups: there are LeaderWorkerSets."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, *, groups: bool = False) -> None:
         self.client = client
+        self._groups = groups
         self._settled: dict[tuple[str, str, str], tuple[str, str]] = {}
         self._lost: dict[tuple[str, str, str], tuple[str, str | None]] = {}
 
     async def observe(self, key: Key) -> Observation | None:
         """None when the LLMDeployment is gone."""
-        body, deployments, pods, service, hpa = await asyncio.gather(
-            self.get(kinds.LLMDeployment, key.name, key.namespace),
-            self._children(kinds.Deployment, key),
-            self._children(kinds.Pod, key),
-            self.get(kinds.Service, key.name, key.namespace),
-            self.get(kinds.HorizontalPodAutoscaler, key.name, key.namespace),
+        found, bodies = (
+            asyncio.gather(
+                self._children(kinds.Deployment, key),
+                self._children(kinds.StatefulSet, key),
+                self._leader_worker_sets(key),
+                self._children(kinds.Pod, key),
+            ),
+            asyncio.gather(
+                self.get(kinds.LLMDeployment, key.name, key.namespace),
+                self.get(kinds.Service, key.name, key.namespace),
+                self.get(kinds.HorizontalPodAutoscaler, key.name, key.namespace),
+            ),
         )
+        (deployments, sets, groups, pods), (body, service, hpa) = await asyncio.gather(found, bodies)
         if body is None:
             return None
         uid = body["metadata"]["uid"]
@@ -67,7 +84,17 @@ class Cluster:
             pods=pods,
             service=service,
             hpa=hpa,
+            sets=[item for item in sets if owned_by(item, uid)],
+            groups=[item for item in groups if owned_by(item, uid)],
         )
+
+    async def _leader_worker_sets(self, key: Key) -> list[Body]:
+        try:
+            return await self._children(kinds.LeaderWorkerSet, key) if self._groups else []
+        except ApiError as error:
+            if error.status.code == 404:
+                return []  # the definition is gone, and what there was of it
+            raise
 
     async def list_all(self, namespaces: Sequence[str], kind: kinds.Kind = kinds.LLMDeployment) -> list[Body]:
         """Every LLMDeployment (or other kind of ours) of the watched namespaces (none named: of all)."""
@@ -101,7 +128,8 @@ class Cluster:
         mark = full["metadata"]["annotations"][labels.APPLIED_HASH]
         if live is not None:
             theirs = live["metadata"].get("labels", {})
-            if any(theirs.get(key) != metadata["labels"].get(key) for key in (labels.DEPLOYMENT, labels.MODEL_CACHE)):
+            ours = (labels.DEPLOYMENT, labels.MODEL_CACHE, labels.UNIT_PODS)
+            if any(theirs.get(key) != metadata["labels"].get(key) for key in ours):
                 raise ApplyError(
                     f"{kind} {metadata['namespace']}/{metadata['name']} is there already and was not made by the operator: "
                     f"delete it, or give the {metadata['ownerReferences'][0]['kind']} another name"
@@ -133,14 +161,34 @@ class Cluster:
                 "turn on the feature gate, upgrade the cluster, or do without the field"
             )
 
-    async def resize(self, key: Key, workload: str, replicas: int) -> None:
+    async def resize(self, key: Key, workload: str, replicas: int, kind: str = "Deployment") -> None:
         """Set the size of an old revision, whose template we no longer build."""
         patch = {"spec": {"replicas": replicas}}
         await self._refusable(
-            ("Deployment", key.namespace, workload),
-            self.client.patch(kinds.Deployment, workload, patch, namespace=key.namespace, patch_type=PatchType.MERGE),
+            (kind, key.namespace, workload),
+            self.client.patch(kinds.OF[kind], workload, patch, namespace=key.namespace, patch_type=PatchType.MERGE),
         )
-        telemetry.WRITES.labels(kind="Deployment").inc()
+        telemetry.WRITES.labels(kind=kind).inc()
+
+    async def annotate(self, kind: kinds.Kind, key: Key, name: str, notes: Mapping[str, str]) -> None:
+        """Of an object that is ours; the other annotations stay."""
+        patch = {"metadata": {"annotations": dict(notes)}}
+        await self.client.patch(kind, name, patch, namespace=key.namespace, patch_type=PatchType.MERGE)
+        telemetry.WRITES.labels(kind=kind.__name__).inc()
+
+    async def set_unit_ready(self, key: Key, pod: str, *, ready: bool) -> None:
+        """The condition that the leader of a unit waits for; no error when the pod is gone."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        told = {"type": labels.UNIT_READY, "status": "True" if ready else "False", "lastTransitionTime": now}
+        patch = {"status": {"conditions": [told]}}
+        try:
+            await self.client.patch(
+                kinds.PodStatus, pod, patch, namespace=key.namespace, patch_type=PatchType.STRATEGIC
+            )
+        except ApiError as error:
+            if error.status.code != 404:
+                raise
+        telemetry.WRITES.labels(kind="Pod").inc()
 
     async def delete(self, kind: kinds.Kind, key: Key, name: str) -> None:
         """No error when it is gone already."""

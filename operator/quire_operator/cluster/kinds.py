@@ -47,12 +47,30 @@ class Deployment(GenericNamespacedResource):
     _api_info = create_api_info("apps", "v1", "Deployment", "deployments")
 
 
+class StatefulSet(GenericNamespacedResource):
+    _api_info = create_api_info("apps", "v1", "StatefulSet", "statefulsets")
+
+
+class LeaderWorkerSet(GenericNamespacedResource):
+    _api_info = create_api_info(labels.LWS_GROUP, "v1", "LeaderWorkerSet", "leaderworkersets")
+
+
 class Service(GenericNamespacedResource):
     _api_info = create_api_info("", "v1", "Service", "services")
 
 
 class Pod(GenericNamespacedResource):
     _api_info = create_api_info("", "v1", "Pod", "pods")
+
+
+class PodStatus(GenericNamespacedResource):
+    _api_info = ApiInfo(
+        resource=ResourceDef("", "v1", "Pod"),
+        plural="pods",
+        verbs=["patch"],
+        parent=ResourceDef("", "v1", "Pod"),
+        action="status",
+    )
 
 
 class HorizontalPodAutoscaler(GenericNamespacedResource):
@@ -95,6 +113,10 @@ class ConfigMap(GenericNamespacedResource):
     _api_info = create_api_info("", "v1", "ConfigMap", "configmaps")
 
 
+class Lease(GenericNamespacedResource):
+    _api_info = create_api_info("coordination.k8s.io", "v1", "Lease", "leases")
+
+
 class APIService(GenericGlobalResource):
     _api_info = create_api_info("apiregistration.k8s.io", "v1", "APIService", "apiservices")
 
@@ -106,6 +128,8 @@ OF: dict[str, Kind] = {
     kind.__name__: kind
     for kind in (
         Deployment,
+        StatefulSet,
+        LeaderWorkerSet,
         Service,
         HorizontalPodAutoscaler,
         ServiceAccount,

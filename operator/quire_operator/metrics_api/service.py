@@ -11,6 +11,7 @@ import asyncio
 import logging
 import ssl
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from lightkube.core.exceptions import ApiError
 from quire_operator import telemetry
 from quire_operator.cluster import Cluster, kinds
 from quire_operator.cluster.trust import SecretStore, set_ca_bundle
-from quire_operator.errors import OperatorError
+from quire_operator.errors import NotLeadingError, OperatorError
 from quire_operator.metrics_api import documents
 from quire_operator.metrics_api.app import build_app
 from quire_operator.metrics_api.certificates import Bundle, BundleError, renewed, service_names
@@ -40,10 +41,14 @@ class NotServableError(OperatorError):
 
 
 class MetricsApi:
-    """`serving` is True once the listener is up."""
+    """`serving` is True once the listener is up. Where this process does not lead it serves with what the leader has made."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, samples: Samples) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: Settings, samples: Samples, *, leading: Callable[[], bool] = lambda: True
+    ) -> None:
         self._cluster = cluster
+        self._leading = leading
+        self._woken = asyncio.Event()
         self._settings = settings
         self._names = service_names(settings.service, settings.namespace)
         self._store = SecretStore(cluster, settings.namespace, settings.cert_secret)
@@ -77,14 +82,26 @@ class MetricsApi:
                 try:
                     await self._refresh()
                     told, pause = "", CHECK_INTERVAL_S
-                except (ApiError, httpx2.HTTPError, NotServableError, OSError, ValueError) as error:
+                except (ApiError, httpx2.HTTPError, NotServableError, NotLeadingError, OSError, ValueError) as error:
                     pause = RETRY_INTERVAL_S
                     if str(error) != told:
                         told = str(error)
                         log.error("custom.metrics.k8s.io is not up to date, trying again every %.0f s: %s", pause, told)
-                await asyncio.sleep(pause)
+                await self._rest(pause)
         finally:
             await self._runner.cleanup()
+
+    def look_again(self) -> None:
+        """Whether this process leads has changed."""
+        self._woken.set()
+
+    async def _rest(self, pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+        self._woken.clear()
 
     async def _refresh(self) -> None:
         bundle = await self._current_bundle()
@@ -104,6 +121,8 @@ class MetricsApi:
             log.info("the metrics API has a new certificate, valid until %s", bundle.expires)
         self._bundle = bundle
         telemetry.CERTIFICATE_EXPIRY.set(bundle.expires.timestamp())
+        if not self._leading():
+            return
         owner = (self._settings.namespace, self._settings.service)
         for version in documents.VERSIONS:
             await set_ca_bundle(self._cluster, documents.GROUP, version, bundle.ca_bundle, owner)
@@ -116,6 +135,8 @@ class MetricsApi:
             if fresh is None:
                 assert stored is not None
                 return stored
+            if not self._leading():
+                raise NotServableError(f"the leader has still to make the certificate in {self._settings.cert_secret}")
             values = {
                 "ca.crt": fresh.ca_bundle,
                 "ca.key": fresh.ca_key,

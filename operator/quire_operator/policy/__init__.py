@@ -7,7 +7,7 @@ minimum, never above the surge, weights only to ready pods, always converging.
 """
 
 from quire_operator.policy.decide import Decision, Hold, decide
-from quire_operator.policy.plan import Plan, make_plan, to_seconds, to_text
+from quire_operator.policy.plan import Plan, control_of, make_plan, progress_of, strategy_of, to_seconds, to_text
 from quire_operator.policy.revision import intent_of, revision_of, standing_revision
 from quire_operator.policy.views import Control, Limits, Progress, RevisionView, Situation, Step, Strategy, find
 
@@ -22,12 +22,15 @@ __all__ = [
     "Situation",
     "Step",
     "Strategy",
+    "control_of",
     "decide",
     "find",
     "intent_of",
     "make_plan",
+    "progress_of",
     "revision_of",
     "standing_revision",
+    "strategy_of",
     "to_seconds",
     "to_text",
 ]

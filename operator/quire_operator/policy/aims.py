@@ -42,42 +42,58 @@ def aim_of(
         limits = replace(limits, max_surge=max(wanted, limits.max_surge))
     if not strategy.by_weight:
         return Aim(_rolling_goals(goal, stable, wanted, views, limits), by_pods(views), progress, limits)
+
+    def shares(share: int) -> Mapping[str, int]:
+        enough = limits.least(wanted)
+        return split(views, share, candidate=goal, stable=stable, enough=enough, mixed=strategy.name != "BlueGreen")
+
     if goal == stable:
-        return Aim({goal: wanted}, split(views, 100, candidate=goal, stable=goal), progress, limits)
+        return Aim({goal: wanted}, shares(100), progress, limits)
 
     steps = strategy.steps
     if orders.control.promoted == goal:
         progress = replace(progress, step=max(progress.step, len(steps)), step_since=None)
     elif progress.step > len(steps):
         progress = replace(progress, step=len(steps), step_since=None)
+    fell = strategy.name == "BlueGreen" and _fell(situation, new, old)
+    if fell and orders.control.promoted != goal:
+        # Proven by time and still broken: it begins again, with its whole pause.
+        progress = replace(progress, step=0, step_since=None)
     if progress.step >= len(steps):
-        share = _last_share(situation, new, old)
-        return Aim({goal: wanted}, split(views, share, candidate=goal, stable=stable), progress, limits)
+        share = 0 if fell else _last_share(situation, new, old)
+        # The old set is the way back until the new one is whole.
+        held = {stable: min(old.desired, wanted)} if strategy.name == "BlueGreen" and new.ready < wanted else {}
+        return Aim({**held, goal: wanted}, shares(share), progress, limits)
 
     step = steps[progress.step]
     if strategy.name == "BlueGreen":
         size, grown, keep, share = wanted, wanted, wanted, 0
     else:
         size = grown = _canary_size(step.weight, wanted)
+        if step.weight < 100:
+            # Somebody must be left to give the rest to; a single pod without surge is the exception.
+            size = grown = max(min(size, limits.most(wanted) - 1), 1)
         share = canary_share(step.weight, new.ready, size)
         if new.ready == 0:
             grown = _beginning(new, size, limits)
         keep = max(min(wanted, limits.most(wanted) - grown), 0)
-    progress, left, waiting = _hold_step(situation, progress, step, orders, reached=new.ready >= size)
+    progress, left, waiting = _hold_step(situation, progress, step, orders, new, reached=new.ready >= size)
     # The status names the candidate with weight 0 before its first pod is made, so no pod of it meets a router that does not know.
     goals = {stable: keep, goal: new.desired if fresh else grown}
-    return Aim(goals, split(views, share, candidate=goal, stable=stable), progress, limits, left, waiting)
+    return Aim(goals, shares(share), progress, limits, left, waiting)
 
 
 def _rolling_goals(
     goal: str, stable: str, wanted: int, views: Sequence[RevisionView], limits: Limits
 ) -> Mapping[str, int]:
     new = find(views, goal)
-    serving = [view for view in views if view.name != goal and view.kept_ready]
+    others = [view for view in views if view.name != goal]
+    serving = [view for view in others if view.kept_ready] or [view for view in others if view.name == stable]
     if new.ready or not serving:
         return {goal: wanted}
+    # Where nothing serves (after zero), the proven revision comes back before the new one is trusted.
     keep = next((view for view in serving if view.name == stable), serving[-1])
-    total = sum(view.desired for view in views if view.name != goal)
+    total = sum(view.desired for view in others)
     return {
         keep.name: max(keep.desired + limits.least(wanted) - total, 0),
         goal: _beginning(new, wanted, limits),
@@ -94,9 +110,16 @@ def _canary_size(weight: int, wanted: int) -> int:
     return min(max(math.ceil(weight * wanted / 100), 1), wanted)
 
 
+def _fell(situation: Situation, new: RevisionView, old: RevisionView) -> bool:
+    """Requests went to a candidate some of whose pods have ended by themselves since, while the old set can take them all."""
+    return new.weight == 100 and new.fallen > 0 and new.ready < situation.wanted and old.kept_ready >= situation.wanted
+
+
 def _last_share(situation: Situation, new: RevisionView, old: RevisionView) -> int:
     """After the steps: everything once the candidate is whole; until then Canary follows the pods, BlueGreen waits."""
-    if new.ready >= situation.wanted or (new.weight == 100 and new.ready > 0):
+    # `unrouted_at`: the old one lost its requests because the candidate was whole, not because its own pods were gone.
+    switched = new.weight == 100 and new.ready > 0 and (old.ready == 0 or old.unrouted_at is not None)
+    if new.ready >= situation.wanted or switched:
         return 100
     if situation.strategy.name == "BlueGreen":
         return 0
@@ -107,17 +130,21 @@ def _last_share(situation: Situation, new: RevisionView, old: RevisionView) -> i
 
 
 def _hold_step(
-    situation: Situation, progress: Progress, step: Step, orders: Orders, *, reached: bool
+    situation: Situation, progress: Progress, step: Step, orders: Orders, new: RevisionView, *, reached: bool
 ) -> tuple[Progress, float | None, bool]:
     """The progress, the seconds of the pause that are left, and whether somebody or the time is waited for."""
     if orders.control.paused:
         return progress, None, False
-    if not reached:
+    if not reached and (progress.step_since is None or new.ready == 0):
         return replace(progress, step_since=None), None, False
+    since = situation.now if progress.step_since is None else min(progress.step_since, situation.now)
+    waits = replace(progress, step_since=since)
     if progress.step_since is None:
-        return replace(progress, step_since=situation.now), step.pause_s, True
-    elapsed = max(situation.now - progress.step_since, 0.0)
+        return waits, step.pause_s, True
+    elapsed = situation.now - since
     over = orders.released or (step.pause_s is not None and elapsed >= step.pause_s)
+    if over and not reached and not orders.released:
+        return waits, None, False
     if over and situation.verdict != "wait":
         return replace(progress, step=progress.step + 1, step_since=None), None, False
-    return progress, None if over or step.pause_s is None else step.pause_s - elapsed, True
+    return waits, None if over or step.pause_s is None else step.pause_s - elapsed, True

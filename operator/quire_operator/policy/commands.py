@@ -45,16 +45,21 @@ def obey(situation: Situation, *, stable: str) -> Orders:
         return Orders(replace(control, handled=None))
     if command == control.handled:
         return Orders(control, consumed=True)
-    return replace(_carry_out(replace(control, handled=command), command, target, stable), consumed=True)
+    return replace(_carry_out(situation, replace(control, handled=command), command, stable), consumed=True)
 
 
-def _carry_out(control: Control, command: str, target: str, stable: str) -> Orders:
+def _carry_out(situation: Situation, control: Control, command: str, stable: str) -> Orders:
+    target = situation.target
     candidate = target != stable
     if command == "pause":
         return Orders(replace(control, paused=True))
     if command == "resume":
         if control.paused:
             return Orders(replace(control, paused=False), moved=True)
+        if situation.progress is None or situation.progress.step_since is None:
+            return Orders(
+                control, refused="nothing is paused, and no step waits: its pods are not ready yet, or it is over"
+            )
         return Orders(control, released=True, moved=True)
     if command == "promote":
         if not candidate or control.aborted:

@@ -80,7 +80,8 @@ def plan_cache(
 ) -> CachePlan:
     """`mark` is the hash of the Job as it would be made now, `pods` how many it has, `problem` why the last of them does not run, `now` a time
     as Kubernetes writes it."""
-    since = None if users else before.unused_since or now
+    # A time of a clock that was ahead is not waited for.
+    since = None if users else min(before.unused_since or now, now)
     leaving = claim is not None and "deletionTimestamp" in claim["metadata"]
     left = _left_s(spec, since, now)
     if left is not None and left <= 0:
@@ -103,7 +104,7 @@ def plan_cache(
     if job is not None and job.succeeded:
         return CachePlan(True, stale, False, "Ready", "Filled", "the claim holds the whole model", since, left)
     if job is not None and job.failed_at is not None:
-        wait = RETRY_S - _between_s(job.failed_at, now)
+        wait = RETRY_S - abs(_between_s(job.failed_at, now))  # absolute: the clock of another machine may be ahead
         why = problem or job.failure or "the Job failed"
         if wait > 0:
             return CachePlan(

@@ -13,6 +13,13 @@ from quire_operator.policy.views import Control, Limits, Progress, RevisionView,
 from quire_operator.resources.deadlines import progress_s
 from quire_operator.spec import Deployment
 
+PROVEN_S = 10.0
+PROVEN_WHOLE_S = 30.0
+"""The same where all requests move at once, so that no pod would be left that knows nothing of the fault."""
+PROVEN_AGAIN_S = 60.0
+PROVEN_MAX_S = 300.0
+"""How long a candidate's pod is ready before it counts; longer after each restart, up to a bound: what failed fails again."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -25,6 +32,11 @@ class Plan:
     views: tuple[RevisionView, ...]
     decision: Decision
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Of every revision."""
+        return self.decision.sizes
+
 
 def make_plan(
     owner: Deployment,
@@ -36,7 +48,15 @@ def make_plan(
     in_flight: Mapping[str, int] | None = None,
 ) -> Plan:
     """`resize` holds (revision, from, to). in_flight: requests by name of pod, as far as the pods said."""
-    seen = revision_views(workloads, pods, owner.status, in_flight or {})
+    at_once = owner.spec.rollout.strategy == "BlueGreen"
+    seen = revision_views(
+        workloads,
+        pods,
+        owner.status,
+        in_flight or {},
+        now=to_seconds(now),
+        proven_s=PROVEN_WHOLE_S if at_once else PROVEN_S,
+    )
     decision = decide(
         Situation(
             target=revision,
@@ -45,8 +65,8 @@ def make_plan(
             strategy=strategy_of(owner.spec),
             now=to_seconds(now),
             stable=owner.status.current_revision,
-            progress=_progress(owner.status),
-            control=_control(owner.status),
+            progress=progress_of(owner.status),
+            control=control_of(owner.status),
             command=owner.command,
         )
     )
@@ -62,7 +82,13 @@ def make_plan(
 
 
 def revision_views(
-    workloads: Sequence[WorkloadView], pods: Sequence[PodView], status: Status, in_flight: Mapping[str, int]
+    workloads: Sequence[WorkloadView],
+    pods: Sequence[PodView],
+    status: Status,
+    in_flight: Mapping[str, int],
+    *,
+    now: float,
+    proven_s: float = PROVEN_S,
 ) -> tuple[RevisionView, ...]:
     """One per workload; `ready` leaves out pods that are being deleted."""
     told = {revision.name: revision for revision in status.revisions}
@@ -81,9 +107,26 @@ def revision_views(
             in_flight=sum(in_flight[name] for name in ready) if all(name in in_flight for name in ready) else None,
             weight=(before.weight or 0) if before is not None else 0,
             unrouted_at=to_seconds(before.unrouted_at) if before is not None and before.unrouted_at else None,
+            settling=tuple(left for pod in mine if pod.ready and (left := settling_s(pod, now, proven_s)) > 0),
+            places={pod.unit: settling_s(pod, now, proven_s) == 0 for pod in mine if pod.ready and pod.unit is not None}
+            if workload.ordered
+            else None,
+            fallen=sum(
+                pod.restarts > 0 and not pod.terminating and not (pod.ready and settling_s(pod, now, proven_s) == 0)
+                for pod in mine
+            ),
         )
 
     return tuple(one(workload) for workload in workloads)
+
+
+def settling_s(pod: PodView, now: float, proven_s: float = PROVEN_S) -> float:
+    """Seconds until a ready pod has proven itself; 0 where nobody knows since when it is ready."""
+    if pod.ready_at is None:
+        return 0.0
+    enough = min(PROVEN_AGAIN_S * pod.restarts, PROVEN_MAX_S) if pod.restarts else proven_s
+    # Absolute: the clock of a node that is ahead must not hold a rollout for as long as it is.
+    return max(enough - abs(now - to_seconds(pod.ready_at)), 0.0)
 
 
 def strategy_of(spec: Spec) -> Strategy:
@@ -120,7 +163,8 @@ def _pause_s(pause: str) -> float | None:
     return None if pause == INDEFINITE else float(seconds(pause))
 
 
-def _progress(status: Status) -> Progress | None:
+def progress_of(status: Status) -> Progress | None:
+    """The rollout under way, as the status tells."""
     told = status.rollout
     if told is None or told.revision is None:
         return None
@@ -131,10 +175,12 @@ def _progress(status: Status) -> Progress | None:
         step=max((told.step or 1) - 1, 0),
         step_since=to_seconds(told.step_at) if told.step_at else None,
         peak=told.peak,
+        broken_since=to_seconds(told.broken_at) if told.broken_at else None,
     )
 
 
-def _control(status: Status) -> Control:
+def control_of(status: Status) -> Control:
+    """What people asked for, as the status keeps it."""
     told = status.control
     if told is None:
         return Control()

@@ -16,7 +16,7 @@ from quire_operator.spec import Deployment
 
 LENGTH = 8
 
-_NOT_OF_PODS = frozenset({"replicas", "autoscaling", "rollout", "networkPolicy"})
+_NOT_OF_PODS = frozenset({"adapters", "replicas", "autoscaling", "rollout", "networkPolicy"})
 _NOTHING: tuple[object, ...] = (None, {}, [], "")
 
 

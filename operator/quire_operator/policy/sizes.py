@@ -50,16 +50,26 @@ def next_sizes(
         sizes[view.name] -= gone
         budget -= gone if view in counted else 0
 
-    spare = max(steady + sum(min(view.kept_ready, sizes[view.name]) for view in counted) - least, 0)
+    spare = max(steady + sum(view.ready_at(sizes[view.name]) for view in counted) - least, 0)
     for view in over:
         if view.name in locked:
             continue
         surplus = sizes[view.name] - goals.get(view.name, 0)
         if view in counted:
-            surplus = min(surplus, min(view.kept_ready, sizes[view.name]), spare)
-            spare -= surplus
+            surplus, cost = _affordable(view, sizes[view.name], surplus, spare)
+            spare -= cost
         sizes[view.name] -= surplus
     return sizes
+
+
+def _affordable(view: RevisionView, size: int, surplus: int, spare: int) -> tuple[int, int]:
+    """How many of `surplus` pods may go at the cost of at most `spare` ready ones, and that cost."""
+    if view.places is None:
+        taken = min(surplus, view.ready_at(size), spare)
+        return taken, taken
+    before = view.ready_at(size)
+    taken = next(n for n in range(surplus, -1, -1) if before - view.ready_at(size - n) <= spare)
+    return taken, before - view.ready_at(size - taken)
 
 
 def recreate(target: str, wanted: int, views: Sequence[RevisionView]) -> dict[str, int]:
@@ -69,13 +79,19 @@ def recreate(target: str, wanted: int, views: Sequence[RevisionView]) -> dict[st
     return {target: wanted if gone else 0, **{view.name: 0 for view in others}}
 
 
-def held(wanted: int, views: Sequence[RevisionView], limits: Limits, *, serving: str) -> dict[str, int]:
-    """Goals of a paused rollout: what is there, scaled with the demand. `serving` grows; `views` shrink in their order."""
+def held(
+    wanted: int, views: Sequence[RevisionView], limits: Limits, *, serving: str, unrouted: Collection[str] = ()
+) -> dict[str, int]:
+    """Goals of a paused rollout: what is there, scaled with the demand. `serving` grows; `views` shrink in their order.
+
+    Pods of the others are capacity where they are ready and get requests; those that are not take room all the same.
+    """
     goals = {view.name: min(view.desired, wanted) for view in views}
-    total = sum(goals.values())
-    if total < wanted:
-        goals[serving] = goals.get(serving, 0) + wanted - total
-    excess = max(total - limits.most(wanted), 0)
+    room = limits.most(wanted) - sum(goals.values())
+    others = (view for view in views if view.name != serving and view.name not in unrouted)
+    capacity = goals.get(serving, 0) + sum(view.ready_at(goals[view.name]) for view in others)
+    goals[serving] = goals.get(serving, 0) + max(min(wanted - capacity, room), 0)
+    excess = max(-room, 0)
     for view in views:
         cut = min(excess, goals[view.name])
         goals[view.name] -= cut

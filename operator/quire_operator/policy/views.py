@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 StrategyName = Literal["RollingUpdate", "Recreate", "BlueGreen", "Canary"]
@@ -14,7 +14,10 @@ class RevisionView:
     """One revision's workload as seen. `pods` includes those being deleted, `ready` does not.
 
     crashing: a pod of it keeps ending by itself. in_flight: requests its pods work on or hold; None when one of them did
-    not say. weight, unrouted_at: as reported last, so as the router knows them.
+    not say. weight, unrouted_at: as reported last, so as the router knows them. settling: for each pod that is ready
+    but not for long enough to prove anything, the seconds until it is. fallen: pods that ended by themselves and have not
+    proven themselves since. places: of a workload that shrinks from the end, whatever is ready there, the indices of the ready pods
+    and whether each has proven itself; None where unready pods go first.
     """
 
     name: str
@@ -26,15 +29,31 @@ class RevisionView:
     in_flight: int | None = 0
     weight: int = 0
     unrouted_at: float | None = None
+    settling: tuple[float, ...] = ()
+    fallen: int = 0
+    places: Mapping[int, bool] | None = None
+
+    @property
+    def proven(self) -> RevisionView:
+        """With the pods alone that have been ready for long enough."""
+        places = None if self.places is None else {index: True for index, proven in self.places.items() if proven}
+        return replace(self, ready=self.ready - len(self.settling), settling=(), places=places)
+
+    def ready_at(self, size: int) -> int:
+        """Ready pods that stay when the workload gets that size."""
+        return min(self.ready, size) if self.places is None else sum(index < size for index in self.places)
 
     @property
     def kept_ready(self) -> int:
-        """Ready pods that stay if the workload keeps its size; a workload that shrinks drops unready pods first."""
-        return min(self.ready, self.desired)
+        """Ready pods that stay if the workload keeps its size."""
+        return self.ready_at(self.desired)
 
     @property
     def unready(self) -> int:
-        return self.desired - self.kept_ready
+        """Pods that a smaller size can take without a ready one."""
+        if self.places is None:
+            return self.desired - self.kept_ready
+        return self.desired - max((index + 1 for index in self.places if index < self.desired), default=0)
 
 
 @dataclass(frozen=True)
@@ -79,7 +98,10 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Progress:
-    """The rollout under way, as the status keeps it. step counts from 0; len(steps): the end is reached for."""
+    """The rollout under way, as the status keeps it. step counts from 0; len(steps): the end is reached for.
+
+    broken_since: when the candidate of a BlueGreen, after it had been whole, first lost pods that ended by themselves.
+    """
 
     revision: str
     started: float
@@ -87,6 +109,7 @@ class Progress:
     step: int = 0
     step_since: float | None = None
     peak: int = 0
+    broken_since: float | None = None
 
 
 @dataclass(frozen=True)

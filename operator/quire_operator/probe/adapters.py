@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,7 +57,8 @@ async def _ask(
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with session.request(method, url, json=body, timeout=timeout) as response:
             if body is not None and response.status in _NO_ADAPTERS:
-                raise NoAdaptersError(f"its engine has no adapters (it answered {response.status})")
+                said = _message(await response.text())
+                raise NoAdaptersError(f"its engine has no adapters (it answered {response.status}: {said})")
             if response.status >= 400:
                 raise AdapterError(f"it answered {response.status}: {_message(await response.text())}")
             return await response.json(content_type=None) if body is None else None
@@ -66,4 +69,7 @@ async def _ask(
 
 
 def _message(text: str) -> str:
+    """The sentence of an OpenAI error, else all there is."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(text)["error"]["message"])
     return " ".join(text.split())[:300] or "nothing"

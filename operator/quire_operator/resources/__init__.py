@@ -9,6 +9,7 @@ from quire_operator.resources.hpa import build_hpa
 from quire_operator.resources.pod import build_pod_template
 from quire_operator.resources.service import build_service
 from quire_operator.resources.supplies import build_supplies, supply_names
+from quire_operator.resources.units import build_workload
 
 __all__ = [
     "PodDefaults",
@@ -17,6 +18,7 @@ __all__ = [
     "build_pod_template",
     "build_service",
     "build_supplies",
+    "build_workload",
     "supply_names",
     "workload_name",
 ]

@@ -8,13 +8,16 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from quire_operator.api import Download, Origin
+from quire_operator.api import Download, Origin, WebIdentity
 from quire_operator.resources.defaults import PodDefaults
 from quire_operator.resources.security import container_security
 
 NAME = "fetch"
 MOUNT = "/mnt/model"
 CA_MOUNT = "/etc/quire/ca"
+IDENTITY_MOUNT = "/var/run/secrets/quire.dev/identity"
+IDENTITY_S = 3600
+"""How long a projected token is good; the kubelet renews it when four fifths are over."""
 JITTER_S = 5
 """Pods that start together do not ask the hub together."""
 
@@ -48,6 +51,8 @@ def fetch_container(
     if authority := _authority(download, defaults):
         args.append(f"--ca-bundle={CA_MOUNT}/{authority[1]}")
         mounts.append({"name": "ca", "mountPath": CA_MOUNT, "readOnly": True})
+    if _web_identity(origin) is not None:
+        mounts.append({"name": "identity", "mountPath": IDENTITY_MOUNT, "readOnly": True})
     if download.offline:
         args.append("--offline")
     if code:
@@ -82,8 +87,13 @@ def wait_container(folder: str, timeout_s: int, image: str, defaults: PodDefault
 
 def fetch_volumes(origin: Origin, defaults: PodDefaults) -> list[dict[str, Any]]:
     """What the container needs beside `tmp` and `model`."""
-    authority = _authority(origin.download or Download(), defaults)
-    return [{"name": "ca", "configMap": {"name": authority[0]}}] if authority else []
+    volumes: list[dict[str, Any]] = []
+    if authority := _authority(origin.download or Download(), defaults):
+        volumes.append({"name": "ca", "configMap": {"name": authority[0]}})
+    if (identity := _web_identity(origin)) is not None:
+        token = {"path": "token", "audience": identity.audience, "expirationSeconds": IDENTITY_S}
+        volumes.append({"name": "identity", "projected": {"sources": [{"serviceAccountToken": token}]}})
+    return volumes
 
 
 def hub_env(origin: Origin, defaults: PodDefaults) -> list[dict[str, Any]]:
@@ -104,6 +114,10 @@ def _authority(download: Download, defaults: PodDefaults) -> tuple[str, str] | N
     return (defaults.ca_config_map, "ca.crt") if defaults.ca_config_map else None
 
 
+def _web_identity(origin: Origin) -> WebIdentity | None:
+    return origin.s3.web_identity if origin.s3 is not None else None
+
+
 def _env(origin: Origin, download: Download, defaults: PodDefaults) -> list[dict[str, Any]]:
     env: list[dict[str, Any]] = [{"name": "HOME", "value": "/tmp"}]
     if proxy := download.https_proxy or defaults.https_proxy:
@@ -116,6 +130,13 @@ def _env(origin: Origin, download: Download, defaults: PodDefaults) -> list[dict
     if origin.s3 is not None and origin.s3.credentials_secret_ref is not None:
         name = origin.s3.credentials_secret_ref.name
         env += [_secret(key, name, key, optional=key == "AWS_SESSION_TOKEN") for key in _AWS]
+    if (identity := _web_identity(origin)) is not None:
+        env += [
+            {"name": "AWS_ROLE_ARN", "value": identity.role_arn},
+            {"name": "AWS_WEB_IDENTITY_TOKEN_FILE", "value": f"{IDENTITY_MOUNT}/token"},
+        ]
+        if identity.endpoint is not None:
+            env.append({"name": "AWS_ENDPOINT_URL_STS", "value": identity.endpoint})
     return env
 
 

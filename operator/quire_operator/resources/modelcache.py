@@ -45,19 +45,26 @@ def build_claim(owner: CacheOwner) -> dict[str, Any]:
 def build_job(owner: CacheOwner, defaults: PodDefaults) -> dict[str, Any]:
     """Runs `quire fetch` into the claim."""
     image = owner.spec.image or defaults.image
-    model = owner.spec.model
+    model, room = owner.spec.model, owner.spec.resources
+    fetch = fetch_container(model, f"{MOUNT}/{CONTENT}", image, defaults, code=owner.spec.code)
+    wanted = {"requests": room.requests, "limits": room.limits}
+    resources = {
+        word: {name: str(value) for name, value in values.items()} for word, values in wanted.items() if values
+    }
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": pod_security(),
-        "containers": [fetch_container(model, f"{MOUNT}/{CONTENT}", image, defaults)],
+        "containers": [{**fetch, **({"resources": resources} if resources else {})}],
         "volumes": [
             {"name": "tmp", "emptyDir": {}},
             {"name": "model", "persistentVolumeClaim": {"claimName": labels.cache_claim(owner.name)}},
             *fetch_volumes(model, defaults),
         ],
     }
+    if owner.spec.service_account_name is not None:
+        pod["serviceAccountName"] = owner.spec.service_account_name
     if owner.spec.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret.name} for secret in owner.spec.image_pull_secrets]
     return {

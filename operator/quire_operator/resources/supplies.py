@@ -1,4 +1,4 @@
-"""The small objects around the pods: account, disruption budget, network policy, shared claim, claim template. Pure.
+"""The small objects around the pods: account, names of units, disruption budget, network policy, shared claim, claim template. Pure.
 
 One function a kind, and `build_supplies` that puts them together; what is not in its answer any more is deleted.
 """
@@ -23,6 +23,7 @@ def build_supplies(owner: Deployment, defaults: PodDefaults) -> list[Object]:
     """In the order in which they are needed."""
     made = (
         _service_account(owner),
+        _unit_service(owner),
         _shared_claim(owner),
         _claim_template(owner),
         _disruption_budget(owner),
@@ -35,6 +36,7 @@ def supply_names(owner: Deployment) -> tuple[tuple[str, str], ...]:
     """Kind and name of what an earlier spec may have left; claim templates go with the LLMDeployment."""
     return (
         ("ServiceAccount", owner.name),
+        ("Service", labels.unit_service(owner.name)),
         ("PersistentVolumeClaim", shared_claim_name(owner)),
         ("NetworkPolicy", owner.name),
     )
@@ -66,15 +68,38 @@ def _service_account(owner: Deployment) -> Object | None:
     }
 
 
+def _unit_service(owner: Deployment) -> Object | None:
+    """Names for pods before they are ready: they have to find each other to become it. None where a replica is one pod."""
+    if owner.unit_size == 1:
+        return None
+    metadata = child_metadata(owner, labels.unit_service(owner.name), {labels.UNIT_PODS: owner.name})
+    del metadata["labels"][labels.DEPLOYMENT]  # the router takes endpoints from every Service that has it
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {labels.DEPLOYMENT: owner.name},
+            "ports": [{"name": labels.PORT_NAME, "port": labels.ENGINE_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
 def _disruption_budget(owner: Deployment) -> Object:
-    """One pod at a time. `maxUnavailable` lets a drain go on with a single replica too, `AlwaysAllow` past one that crashes."""
+    """One pod at a time. `maxUnavailable` lets a drain go on with a single replica too, `AlwaysAllow` past one that crashes.
+
+    Where a replica is a unit of pods, each of them takes the unit down: then they all count.
+    """
+    whom = {labels.DEPLOYMENT: owner.name} if owner.unit_size > 1 else labels.leader_selector(owner.name)
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": child_metadata(owner, owner.name),
         "spec": {
             "maxUnavailable": 1,
-            "selector": {"matchLabels": labels.leader_selector(owner.name)},
+            "selector": {"matchLabels": whom},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
@@ -91,6 +116,9 @@ def _network_policy(owner: Deployment, defaults: PodDefaults) -> Object | None:
     }
     own = {"podSelector": {"matchLabels": {labels.DEPLOYMENT: owner.name}}}
     peers = [quire, own, *(dict(peer) for peer in wanted.allow_from)]
+    engine = {"from": peers, "ports": [{"port": labels.ENGINE_PORT, "protocol": "TCP"}]}
+    # Pods of a unit talk over ports that they agree on.
+    among = [{"from": [own]}] if owner.unit_size > 1 else []
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -98,7 +126,7 @@ def _network_policy(owner: Deployment, defaults: PodDefaults) -> Object | None:
         "spec": {
             "podSelector": {"matchLabels": {labels.DEPLOYMENT: owner.name}},
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": peers, "ports": [{"port": labels.ENGINE_PORT, "protocol": "TCP"}]}],
+            "ingress": [engine, *among],
         },
     }
 

@@ -52,6 +52,7 @@ def all_conditions(facts: Facts, rollout: RolloutStatus | None, *, late: bool) -
         ("Progressing", lambda: _progressing(facts, rollout, late=late)),
         ("MetricsAvailable", lambda: _metrics(facts)),
         ("ScalingActive", lambda: _scaling(facts)),
+        ("AdaptersLoaded", lambda: _adapters(facts)),
     )
     found = ((kind, make()) for kind, make in makers)
     return tuple(dated(facts, kind, finding) for kind, finding in found if finding is not None)
@@ -194,3 +195,19 @@ def _scaling(facts: Facts) -> Finding | None:
         return Finding("Unknown", "NotYetReported", "the HorizontalPodAutoscaler has not reported yet")
     status: Truth = "True" if theirs["status"] == "True" else "False" if theirs["status"] == "False" else "Unknown"
     return Finding(status, theirs.get("reason", "Unknown"), theirs.get("message", ""))
+
+
+def _adapters(facts: Facts) -> Finding | None:
+    """Only where somebody asks for adapters."""
+    if facts.adapters is None:
+        before = previous(facts, "AdaptersLoaded")
+        if before is not None:
+            return Finding(before.status, before.reason, before.message)
+        text = "the pods have not been asked for their adapters yet"
+        return Finding("Unknown", "NotYetAsked", text) if facts.owner.spec.adapters else None
+    if not facts.adapters:
+        return None
+    bad = next((reading for reading in facts.adapters if not reading.well), None)
+    if bad is not None:
+        return Finding("False", bad.reason, f"{bad.name}: {bad.message}")
+    return Finding("True", "Loaded", f"every ready pod has {', '.join(reading.name for reading in facts.adapters)}")

@@ -39,7 +39,7 @@ _QUIET = frozenset(
 
 _MOVING = frozenset({"RollingOut", "StepPaused", "Paused", "Draining"})
 
-_NEED_PODS = frozenset({"MetricsAvailable", "ScalingActive"})
+_NEED_PODS = frozenset({"MetricsAvailable", "ScalingActive", "AdaptersLoaded"})
 """Without a ready pod there is nothing to measure, and that is told elsewhere."""
 
 
@@ -75,7 +75,7 @@ def _of(before: Condition | None, after: Condition) -> Iterator[Event]:
         recovered = before is not None and before.status == "False"
         if after.type == "Ready" and (before is None or before.status != "True"):
             yield Event("Normal", "Ready", after.message)
-        elif after.type in ("MetricsAvailable", "ScalingActive") and recovered:
+        elif after.type in _NEED_PODS and recovered:
             yield Event("Normal", f"{after.type}Again", after.message)
     elif after.status == "False" and after.reason not in _QUIET:
         if after.type == "Available":

@@ -38,6 +38,21 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class AdapterReading:
+    """One LoRA adapter over the ready pods: how many of them have it, and why not all."""
+
+    name: str
+    loaded: int
+    of: int
+    reason: str
+    message: str
+
+    @property
+    def well(self) -> bool:
+        return self.reason == "Loaded"
+
+
+@dataclass(frozen=True)
 class Facts:
     """One look at one LLMDeployment, after the policy has decided and the children were applied."""
 
@@ -58,6 +73,8 @@ class Facts:
     readings: Sequence[Reading]
     hpa: Mapping[str, Any] | None
     url: str
+    adapters: tuple[AdapterReading, ...] | None = ()
+    """None: the pods have not been asked yet."""
 
     def with_verification(self, verification: Verification) -> Facts:
         return replace(self, verification=verification)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire_operator import labels
 from quire_operator.api import (
+    AdapterStatus,
     AutoscalingStatus,
     Condition,
     MetricStatus,
@@ -50,6 +51,7 @@ def build_status(facts: Facts) -> Status:
         rollout=rollout,
         control=_control(facts),
         autoscaling=_autoscaling(facts),
+        adapters=_adapters(facts),
     )
 
 
@@ -94,6 +96,7 @@ def _rollout(facts: Facts) -> RolloutStatus | None:
         started_at=to_text(progress.started),
         progressed_at=to_text(progress.progressed),
         peak=progress.peak,
+        broken_at=to_text(progress.broken_since) if progress.broken_since is not None else None,
         message=rollout_message(facts),
     )
 
@@ -142,6 +145,12 @@ def _autoscaling(facts: Facts) -> AutoscalingStatus | None:
     else:
         metrics = tuple(_metric(reading) for reading in facts.readings)
     return AutoscalingStatus(desired=desired, metrics=metrics) if metrics or desired is not None else None
+
+
+def _adapters(facts: Facts) -> tuple[AdapterStatus, ...]:
+    if facts.adapters is None:
+        return facts.owner.status.adapters  # after a restart of the operator, until the pods are asked
+    return tuple(AdapterStatus(name=one.name, loaded=one.loaded, of=one.of) for one in facts.adapters)
 
 
 def _metric(reading: Reading) -> MetricStatus:

@@ -37,6 +37,15 @@ def _pss(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process so far, those of its threads included and of its descendants not; 0 where it is gone or there is no /proc."""
+    try:
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass(frozen=True, slots=True)
 class Ticks:
     """Clock ticks since boot: of the machine, of it stolen by the hypervisor and busy, and busy in some processes."""

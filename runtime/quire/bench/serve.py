@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.api.progress import progress
 from quire.api.requests import load_text
-from quire.bench import client, servers
+from quire.bench import client, processes, servers
 from quire.bench.client import Answer, Server
 from quire.bench.processes import Noise
 from quire.bench.report import Figure, Report, say
@@ -33,11 +33,12 @@ FIGURES = (
 OWN_FIGURES = (
     Figure("ready_s", "seconds from process start to ready", digits=2),
     Figure("pss_bytes", "memory under this load (PSS of all processes), MB", 1e-6, 0),
+    Figure("server_cpu_share", "of the CPU time, the server's process without the engine's, %", 100),
 )
 
 
 def figures_of(runs: Sequence[Mapping[str, float]]) -> tuple[Figure, ...]:
-    """Those that were measured: memory and start only of a server of our own."""
+    """Those that were measured: memory, start and CPU time only of a server of our own."""
     return FIGURES + tuple(figure for figure in OWN_FIGURES if figure.name in runs[0])
 
 
@@ -102,14 +103,29 @@ async def load(
         with progress(len(works), label=f"run {number + 1} of {repeats}") as tick, Noise() as noise:
             if pid is None:
                 answers, wall_s = await client.drive(server, works, clients, tick=tick)
-                memory: dict[str, float] = {}
+                own: dict[str, float] = {}
             else:
                 async with servers.watched(pid) as samples:
+                    before = _cpu(pid)
                     answers, wall_s = await client.drive(server, works, clients, tick=tick)
-                memory = {"pss_bytes": max(samples)}
-        watched = {"foreign": noise.foreign, "stolen": noise.stolen} if pid is not None else {}
-        runs.append(summary(works, answers, wall_s) | memory | watched)
+                    own = _between(before, _cpu(pid))
+                own["pss_bytes"] = max(samples)
+        if pid is not None:
+            own |= {"foreign": noise.foreign, "stolen": noise.stolen}
+        runs.append(summary(works, answers, wall_s) | own)
     return runs
+
+
+def _cpu(pid: int) -> tuple[float, float]:
+    """CPU seconds so far: of the process, and of those below it (the engine's, and its workers')."""
+    return processes.cpu_s(pid), sum(processes.cpu_s(one) for one in processes.tree(pid) if one != pid)
+
+
+def _between(before: tuple[float, float], after: tuple[float, float]) -> dict[str, float]:
+    server_s, engine_s = after[0] - before[0], after[1] - before[1]
+    if server_s + engine_s <= 0:
+        return {}
+    return {"server_cpu_s": server_s, "engine_cpu_s": engine_s, "server_cpu_share": server_s / (server_s + engine_s)}
 
 
 def summary(works: Sequence[Work], answers: Sequence[Answer], wall_s: float) -> dict[str, float]:

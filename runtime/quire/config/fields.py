@@ -85,6 +85,15 @@ class EngineConfig(BaseModel):
         description="how a CPU holds the weights: auto as the files have them, none expands a quantised file, int8 and int4 quantise "
         "the weights of a Hugging Face folder as they are loaded",
     )
+    packed_cache: str = Field(
+        "auto",
+        min_length=1,
+        description="folder where the weights that --quantization makes are kept for later starts; auto: $QUIRE_CACHE_DIR/packed, for models "
+        "of 64 MiB and more; none: each start makes them",
+    )
+    packed_cache_size: Size = Field(
+        "16Gi", description="of all weights in that folder; beyond it those that were used the longest ago are removed"
+    )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="type of the KV cache; auto is dtype, and 16 bits beside quantised weights where dtype is auto "
@@ -203,7 +212,9 @@ class ServeConfig(EngineConfig):
         description="what of an answer is reasoning_content: auto is up to </think> where the chat template knows that mark and the prompt "
         "or the answer opens it; deepseek takes every answer to begin inside",
     )
-    max_queue_size: int = Field(1024, ge=0, description="requests that may wait; beyond it 503 with Retry-After")
+    max_queue_size: int = Field(
+        1024, ge=0, description="requests that may wait, each with all its prompts; beyond it 503 with Retry-After"
+    )
     queue_timeout: float = Field(300.0, gt=0, description="seconds a request may wait before 503")
     drain_timeout: float = Field(
         60.0,

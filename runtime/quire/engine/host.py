@@ -87,10 +87,16 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Page cache that counts as used but makes room on demand."""
+    """Page cache that counts as used but makes room on demand: what was not read lately, and of the rest what no process maps. Weights that
+    an engine mapped which has ended are of the latter: the next one maps the same pages, and they must not count twice."""
     try:
         pairs = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return int(pairs.get("inactive_file", pairs.get("total_inactive_file", 0)))
+        inactive, active = (
+            int(pairs.get(name, pairs.get(f"total_{name}", 0))) for name in ("inactive_file", "active_file")
+        )
+        names = ("file_mapped", "mapped_file", "total_mapped_file")  # of version 2, and of 1
+        mapped = next((int(pairs[name]) for name in names if name in pairs), active)
+        return inactive + max(active - mapped, 0)
     except (OSError, ValueError):
         return 0
 

@@ -34,10 +34,11 @@ class Spawned:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def spawn() -> Spawned:
-    """A new interpreter with a private folder for sockets. On Linux it dies with the thread that calls this."""
+def spawn(module: str = "quire.engine.process", *arguments: str) -> Spawned:
+    """A new interpreter with a private folder for sockets. On Linux it dies with the thread that calls this. module: what it runs, with
+    the folder and these arguments."""
     folder = Path(tempfile.mkdtemp(prefix="quire-"))  # only this user can enter; socket paths end at 107 characters
-    command = [sys.executable, "-m", "quire.engine.process", str(folder)]
+    command = [sys.executable, "-m", module, str(folder), *arguments]
     began = time.monotonic()
     process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, env=_environment())
     return Spawned(process, folder, began)

@@ -41,7 +41,7 @@ from quire.engine.stages import Stages
 from quire.errors import ModelError
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.swap import SwapSpace
-from quire.models import calibration, encoder_description, loader
+from quire.models import calibration, encoder_description, loader, packed_cache
 from quire.models.executor import Executor, ModelFacts, allocate_kv_pool
 from quire.models.precision import Precision
 from quire.models.source import ModelFiles, resolve, resolve_tokenizer
@@ -84,7 +84,7 @@ def build(config: EngineConfig, stages: Stages | None = None) -> tuple[EngineCor
             _announce_length(memory.max_model_len, need.wanted_len, for_full_length(need, *budgets))
     with stages.stage("weights"):
         tokens = partial(calibration_tokens, config, files, description.vocab_size)
-        executor = builder.load(precision, memory.max_model_len, tokens)
+        executor = builder.load(precision, memory.max_model_len, tokens, packed_cache.cache_of(config))
         host.trim()
         _log.info("weights are %s", _weights(precision, quantization))
     with stages.stage("kv_pool"):

@@ -158,6 +158,39 @@ def _serve(
     _finish(report, serve.figures_of(report.runs), json)
 
 
+def _stream(
+    *,
+    requests: Annotated[int, typer.Option("--requests", metavar="N", min=1, help="requests")] = 192,
+    clients: Annotated[int, typer.Option("--clients", metavar="N", min=1, help="streams at any time")] = 64,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", metavar="N", min=2, help="length of answers")] = 128,
+    interval_ms: Annotated[
+        float, typer.Option("--interval", metavar="MS", min=1.0, help="milliseconds between tokens of a stream")
+    ] = 40.0,
+    repeats: Repeats = 3,
+    json: Json = None,
+    given: dict[str, Any],
+    config_file: Path | None,
+) -> None:
+    """The server's part of a stream: chunks for each CPU second of it.
+
+    Its engine is a process that computes nothing and says each prompt again; MODEL gives the tokenizer.
+    """
+    config = load(ServeConfig, flags=given, environ=os.environ, file=config_file)
+    from quire.bench import stream
+
+    report = stream.run(
+        config,
+        given,
+        str(config_file) if config_file else None,
+        requests=requests,
+        clients=clients,
+        output_tokens=output_tokens,
+        interval_s=interval_ms / 1e3,
+        repeats=repeats,
+    )
+    _finish(report, stream.FIGURES, json)
+
+
 def _start(
     *,
     under_load: Annotated[
@@ -235,6 +268,7 @@ add_command(bench, EngineConfig, "latency", _latency)
 add_command(bench, EngineConfig, "prefix", _prefix)
 add_command(bench, EngineConfig, "perplexity", _perplexity)
 add_command(bench, ServeConfig, "serve", _serve, skip=OWN)
+add_command(bench, ServeConfig, "stream", _stream, skip=OWN)
 add_command(bench, ServeConfig, "start", _start, skip=OWN)
 
 

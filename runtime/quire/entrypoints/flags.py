@@ -117,7 +117,7 @@ and one line, as `quire: error: --max-num-seqs must be an integer between 1 and 
 - Sizes: bytes, or with `k M G T` (powers of 1000) or `Ki Mi Gi Ti` (powers of 1024).
 - An empty variable counts as unset, and so does one that begins with `tcp://`, `udp://` or `sctp://`: Kubernetes makes
   `QUIRE_PORT` and the like for a Service called quire.
-- `QUIRE_CACHE_DIR` is where models are kept (default `~/.cache/quire`); `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and
+- `QUIRE_CACHE_DIR` is where models and packed weights are kept (default `~/.cache/quire`); `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and
   `HF_HUB_OFFLINE` mean what they mean to the Hugging Face hub.
 """
 

@@ -15,11 +15,13 @@ import httpx
 
 from quire.errors import ConfigError, ModelError
 from quire.fetch.hub import Hub
+from quire.fetch.identity import identity_of
+from quire.fetch.mark import read_mark
 from quire.fetch.progress import Progress
 from quire.fetch.remote import RemoteFile, Source
 from quire.fetch.retry import Patience, TransientError, checked
-from quire.fetch.s3 import Bucket, Credentials
-from quire.fetch.store import Store, read_mark
+from quire.fetch.s3 import Bucket
+from quire.fetch.store import Store
 from quire.fetch.transfer import Transfer
 from quire.fetch.web import TOKEN, Web
 
@@ -86,9 +88,8 @@ def source_of(wanted: Fetch, environ: Mapping[str, str]) -> Source:
         token = environ.get("HF_TOKEN") or None
         return Hub(rest, revision=wanted.revision, endpoint=wanted.endpoint, token=token, code=wanted.code)
     if scheme == "s3" and rest:
-        key_id, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
-        known = Credentials(key_id, secret, environ.get("AWS_SESSION_TOKEN")) if key_id and secret else None
-        return Bucket(rest, region=wanted.region, endpoint=wanted.endpoint, credentials=known, code=wanted.code)
+        keys = identity_of(environ, wanted.region)
+        return Bucket(rest, region=wanted.region, endpoint=wanted.endpoint, keys=keys, code=wanted.code)
     if scheme in ("https", "http") and rest:
         return Web(wanted.source, sha256=wanted.sha256, token=environ.get(TOKEN) or None)
     raise ConfigError(

@@ -1,8 +1,7 @@
 """A folder or object in an S3 bucket, or in a store that speaks S3's protocol.
 
 Two kinds of GET are all that is needed, so the signature (AWS Signature Version 4) is made here rather than by the SDK, whose
-service descriptions alone are larger than the rest of this program. Credentials come from AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; without them requests are anonymous.
+service descriptions alone are larger than the rest of this program. Whose keys sign is decided in `identity`.
 S3 lists no SHA-256: a file SHA256SUMS in the folder, as `sha256sum` writes it, is obeyed; otherwise sizes are checked.
 """
 
@@ -10,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Generator, Iterator
+from datetime import datetime
 from urllib.parse import parse_qsl, quote, urlsplit
 from xml.etree import ElementTree
 
 import httpx
 
 from quire.errors import ModelError
+from quire.fetch.identity import Credentials, Exchanged, utc_now
 from quire.fetch.remote import Digest, Get, RemoteFile
 from quire.fetch.wanted import wanted
 
@@ -27,33 +26,21 @@ _EMPTY = hashlib.sha256(b"").hexdigest()
 _XML = "{*}"
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """Of an account; `session` only for temporary ones."""
-
-    key_id: str
-    secret: str
-    session: str | None = None
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 class Signature(httpx.Auth):
     """Signature Version 4 of a request without a body; the time is that of the request."""
 
-    def __init__(self, credentials: Credentials, region: str, now: Callable[[], datetime] = _now) -> None:
-        self._credentials = credentials
+    def __init__(self, keys: Credentials | Exchanged, region: str, now: Callable[[], datetime] = utc_now) -> None:
+        self._keys = keys
         self._region = region
         self._now = now
 
-    def auth_flow(self, request: httpx.Request) -> Iterator[httpx.Request]:  # type: ignore[override]
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        keys = self._keys if isinstance(self._keys, Credentials) else (yield from self._keys.current(request))
         moment = self._now()
         request.headers["x-amz-date"] = moment.strftime("%Y%m%dT%H%M%SZ")
         request.headers["x-amz-content-sha256"] = _EMPTY
-        if self._credentials.session:
-            request.headers["x-amz-security-token"] = self._credentials.session
+        if keys.session:
+            request.headers["x-amz-security-token"] = keys.session
         scope = f"{moment:%Y%m%d}/{self._region}/s3/aws4_request"
         signed = {
             name: " ".join(value.split())
@@ -74,12 +61,12 @@ class Signature(httpx.Auth):
         text = "\n".join(
             ("AWS4-HMAC-SHA256", request.headers["x-amz-date"], scope, hashlib.sha256(canonical.encode()).hexdigest())
         )
-        key = f"AWS4{self._credentials.secret}".encode()
+        key = f"AWS4{keys.secret}".encode()
         for part in scope.split("/"):
             key = hmac.digest(key, part.encode(), "sha256")
         signature = hmac.digest(key, text.encode(), "sha256").hex()
         request.headers["Authorization"] = (
-            f"AWS4-HMAC-SHA256 Credential={self._credentials.key_id}/{scope},SignedHeaders={names},Signature={signature}"
+            f"AWS4-HMAC-SHA256 Credential={keys.key_id}/{scope},SignedHeaders={names},Signature={signature}"
         )
         yield request
 
@@ -88,11 +75,11 @@ class Bucket:
     """`s3://BUCKET/PREFIX` (a folder) or `s3://BUCKET/KEY.gguf`."""
 
     def __init__(
-        self, path: str, *, region: str, endpoint: str | None, credentials: Credentials | None, code: bool = False
+        self, path: str, *, region: str, endpoint: str | None, keys: Credentials | Exchanged | None, code: bool = False
     ) -> None:
         bucket, _, key = path.partition("/")
         self.name = f"s3://{path}"
-        self.auth: httpx.Auth | None = Signature(credentials, region) if credentials else None
+        self.auth: httpx.Auth | None = Signature(keys, region) if keys else None
         self._key = key
         self._code = code
         if endpoint:
@@ -121,8 +108,8 @@ class Bucket:
     def refusal(self, status: int) -> str:
         if status in (401, 403):
             return (
-                "the credentials are missing, wrong or have no right to it (AWS_ACCESS_KEY_ID, "
-                "spec.model.s3.credentialsSecretRef)"
+                "the credentials are missing, wrong or have no right to it (AWS_ACCESS_KEY_ID or AWS_ROLE_ARN, "
+                "spec.model.s3.credentialsSecretRef or spec.model.s3.webIdentity)"
             )
         return "check bucket, path, region and endpoint"
 

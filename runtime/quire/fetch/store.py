@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import ModelError
+from quire.fetch.mark import MARK, read_mark
 from quire.fetch.remote import RemoteFile
 from quire.fetch.transfer import PARTS, is_of, note_path, read_note
 
-MARK = ".quire-complete.json"
 LOCK = ".quire-fetch.lock"
 MARGIN_BYTES = 16 << 20
 """Left free on the volume: file systems get slow and engines need a little when the last block is taken."""
@@ -115,15 +115,6 @@ class Store:
                     raise
                 say(f"{self.folder} knows no locks; nothing else must fetch into it now")
             yield
-
-
-def read_mark(folder: Path) -> dict[str, object] | None:
-    """What was written when the folder was whole, None where it is not."""
-    try:
-        mark = json.loads((folder / MARK).read_text())
-    except (OSError, ValueError):
-        return None
-    return mark if isinstance(mark, dict) else None
 
 
 def _size(path: Path) -> int | None:

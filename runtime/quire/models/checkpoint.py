@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +33,16 @@ _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _LARGEST_FACTOR = {GgmlType.Q4_K: 63, GgmlType.Q5_K: 63, GgmlType.Q6_K: 128}
 """Of a block's scale: integers of 6 bits, and of 8 with a sign."""
 _PLAIN = {GgmlType.F32: "float32", GgmlType.F16: "float16", GgmlType.BF16: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """Where a file of weights has its header, which says what each tensor is, and the numbers of those that are read: first byte
+    and number of bytes of each, in the order of the file."""
+
+    path: Path
+    header_bytes: int
+    spans: tuple[tuple[int, int], ...]
 
 
 class Described(Protocol):
@@ -79,6 +91,15 @@ class Checkpoint(ABC):
         part = math.prod(self._shapes[parameter]) * dtype.itemsize
         whole = sum(math.prod(self._shapes[each]) for each in self._wanted[name]) * dtype.itemsize
         return self._values_bytes(name, part, whole, dtype) + (2 * part if self._is_turned(parameter) else 0)
+
+    @property
+    def names(self) -> NameMap:
+        """Which tensor holds which parameter."""
+        return self._names
+
+    @abstractmethod
+    def files(self) -> list[TensorFile]:
+        """What it reads from."""
 
     @abstractmethod
     def dtype_of(self, parameter: str) -> torch.dtype:
@@ -142,6 +163,12 @@ class GGUFCheckpoint(Checkpoint):
         self._file = file
         self._check_names(set(file.tensors))
 
+    def files(self) -> list[TensorFile]:
+        tensors = self._file.tensors.values()
+        spans = sorted((tensor.start, tensor.num_bytes) for tensor in tensors if tensor.name in self._wanted)
+        first = min((tensor.start for tensor in tensors), default=self._file.size)
+        return [TensorFile(self._file.path, first, tuple(spans))]
+
     def ggml_type(self, parameter: str) -> GgmlType:
         """How the file stores it."""
         return GgmlType(self._file.tensors[self._names.tensor_name(parameter)].ggml_type)
@@ -201,6 +228,10 @@ class SafetensorsCheckpoint(Checkpoint):
                 self._files[name] = path, file
         self._check_names(set(self._files))
 
+    def files(self) -> list[TensorFile]:
+        paths = sorted({self._files[name][0] for name in self._wanted})
+        return [_tensor_file(path, [name for name in self._wanted if self._files[name][0] == path]) for path in paths]
+
     def _place_of(self, name: str) -> Path:
         return self._files[name][0]
 
@@ -222,6 +253,15 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def _held_in(self, name: str) -> torch.dtype:
         return _TYPES.get(self._files[name][1].get_slice(name).get_dtype(), torch.float32)
+
+
+def _tensor_file(path: Path, names: Sequence[str]) -> TensorFile:
+    """Of a safetensors file that could be opened: its header's length, the header, the numbers."""
+    with path.open("rb") as file:
+        header_bytes = 8 + int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes - 8))
+    offsets = sorted(header[name]["data_offsets"] for name in names)
+    return TensorFile(path, header_bytes, tuple((header_bytes + begin, end - begin) for begin, end in offsets))
 
 
 def _bytes_of(data: memoryview) -> Tensor:

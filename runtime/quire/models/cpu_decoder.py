@@ -1,35 +1,31 @@
 """The CPU executor: a description and packed weights as one C++ plan, a call a step (`quire_kernels.decoder`).
 
-What it computes is what `decoder.Decoder` computes, the torch modules that stay the reference; weights are read and packed one
-matrix at a time.
+What it computes is what `decoder.Decoder` computes, the torch modules that stay the reference. Weights are read and packed one
+matrix at a time, or mapped from what an earlier start kept (`packed_cache`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from quire.errors import ModelError
 from quire.models import calibration as calibrating
 from quire.models.calibration import Calibration
-from quire.models.checkpoint import Checkpoint, GGUFCheckpoint, fill
-from quire.models.decoder import STACKED
-from quire.models.description import DecoderDescription, Rope
+from quire.models.checkpoint import Checkpoint, GGUFCheckpoint
+from quire.models.description import STACKED, DecoderDescription, Rope
 from quire.models.executor import Batch, Footprint, KVPool
+from quire.models.packed_cache import PackedCache
+from quire.models.packed_key import key_of
+from quire.models.packing import ROUTER, Reader, name_of, stacked_in
 from quire.models.precision import Precision, of_plan
 from quire.models.rope import Tables, make_tables
 from quire_kernels import decoder as kernels
-from quire_kernels import ops
-from quire_kernels.ops import GgmlType, PackedWeight
+from quire_kernels.ops import PackedWeight
 
-FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _CPU = torch.device("cpu")
 _HUGE_PAGE = 2 << 20
-WIDE = ("embed", "head", "v", "down")
-"""What `int4` gives 8 bits (docs/adr/010-four-bits.md)."""
 
 
 def unsupported(description: DecoderDescription) -> str:
@@ -49,18 +45,18 @@ class PlanBuilder:
         return of_plan(d.checkpoint_dtype, d.quantization, blocks=blocks, dtype=dtype, quantization=quantization)
 
     def footprint(self, precision: Precision) -> Footprint:
-        """The work space of a step is that of kernels/csrc/decoder/workspace.cpp."""
+        """The work space of a step is that of kernels/csrc/decoder/workspace.cpp. Weights that are mapped count as if they were packed: each
+        step reads all of them, and what is kept may turn out not to be of use."""
         d = self._description
-        reader, shapes = _Reader(self._checkpoint, precision, d), d.parameters()
-        small = [4 * shape[0] for shape in shapes.values() if len(shape) == 1]
-        small += [ops.packed_bytes("f32", *shapes[name]) for name in _routers(d)]
+        reader = Reader(self._checkpoint, precision, d)
         slots = d.experts_per_token if d.num_experts else 1  # rows of the MLP for each token
-        weights, peak, records = sum(small), 0, 0
-        for matrix in _matrices(d):
-            size = reader.num_bytes(*matrix)
+        weights = sum(4 * shape[0] for shape in d.parameters().values() if len(shape) == 1)
+        peak = records = 0
+        for matrix in reader.matrices():
+            size = matrix.num_bytes
             weights += size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE
-            peak = max(peak, weights + reader.reading_bytes(*matrix))
-            records = max(records, (slots if ".experts." in matrix[0] else 1) * reader.record_bytes(*matrix))
+            peak = max(peak, weights + reader.reading_bytes(matrix))
+            records = max(records, (slots if matrix.stored.startswith("experts.") else 1) * matrix.record_bytes)
         if calibrating.applies(d, precision):
             peak = max(peak, weights + calibrating.reading_bytes(d, self._checkpoint))
         inner = slots * d.intermediate_size
@@ -71,9 +67,13 @@ class PlanBuilder:
         return Footprint(weights, 4 * (rows + routing) + records, 4, max(peak - weights, 0), beside)
 
     def load(
-        self, precision: Precision, num_positions: int, calibration: Callable[[], Sequence[int]] = tuple
+        self,
+        precision: Precision,
+        num_positions: int,
+        calibration: Callable[[], Sequence[int]] = tuple,
+        cache: PackedCache | None = None,
     ) -> CPUDecoder:
-        return CPUDecoder(self._description, self._checkpoint, precision, num_positions, calibration)
+        return CPUDecoder(self._description, self._checkpoint, precision, num_positions, calibration, cache)
 
 
 class CPUDecoder:
@@ -92,14 +92,13 @@ class CPUDecoder:
         precision: Precision,
         num_positions: int,
         calibration: Callable[[], Sequence[int]] = tuple,
+        cache: PackedCache | None = None,
     ) -> None:
         """See `loader.Builder.load`."""
         d = description
-        reader = _Reader(checkpoint, precision, d)
+        reader = Reader(checkpoint, precision, d)
         tables: dict[Rope, Tables] = {rope: make_tables(rope, num_positions, _CPU) for rope in d.ropes()}
-        embed = reader.matrix("embed")
-        tokens = calibration() if calibrating.applies(d, precision) else ()
-        watched = Calibration(d, checkpoint, tokens) if tokens else None
+        packed = _weights(d, checkpoint, reader, precision, calibration, cache)
         self._plan = kernels.DecoderPlan(
             kernels.Model(
                 hidden_size=d.hidden_size,
@@ -118,9 +117,9 @@ class CPUDecoder:
                 activation=d.activation,
                 experts_per_token=d.experts_per_token if d.num_experts else 0,
                 normalise_experts=d.normalise_experts,
-                layers=[_layer(d, layer, reader, tables, watched) for layer in range(d.num_layers)],
-                embed=embed,
-                head=embed if d.tie_embeddings else reader.matrix("head"),
+                layers=[_layer(d, layer, reader, tables, packed) for layer in range(d.num_layers)],
+                embed=packed["embed"],
+                head=packed["embed" if d.tie_embeddings else "head"],
                 norm=reader.vector("norm"),
             )
         )
@@ -144,145 +143,43 @@ class CPUDecoder:
         return self._plan.logits(hidden)
 
 
-class _Reader:
-    """Parameters in the form in which the plan takes them."""
-
-    def __init__(self, checkpoint: Checkpoint, precision: Precision, description: DecoderDescription) -> None:
-        self._checkpoint = checkpoint
-        self._shapes = description.parameters()
-        self._precision = precision
-        self._stored = (
-            checkpoint if isinstance(checkpoint, GGUFCheckpoint) and precision.quantization == "stored" else None
-        )
-
-    def matrix(self, *parameters: str, importance: Tensor | None = None) -> PackedWeight:
-        """Matrices that read the same input, as one. importance: see `ops.pack_weights`."""
-        types = self._types(parameters)
-        if self._stored is not None and types:
-            rows = [self._stored.blocks(parameter) for parameter in parameters]
-            cols = rows[0].shape[1] // ops.GGML_BLOCKS[types[0]][1] * ops.GGML_BLOCKS[types[0]][0]
-            return ops.pack_gguf(
-                [(part.flatten(), kind, part.shape[0]) for part, kind in zip(rows, types, strict=True)], cols
-            )
-        formats = self._formats(parameters)
-        if formats[0] not in FORMATS.values():
-            return self._quantised(parameters, formats, importance)
-        return ops.pack_weight(self._read(parameters, self._precision.rounded_to), formats[0])
-
-    def floats(self, parameter: str) -> PackedWeight:
-        """A matrix in float32, whatever the others are: a router, whose answers decide."""
-        return ops.pack_weight(self._read((parameter,), self._precision.rounded_to).float(), "f32")
-
-    def num_bytes(self, *parameters: str) -> int:
-        """Of such a matrix once it is packed."""
-        if types := self._types(parameters):
-            return sum(
-                ops.packed_bytes(kind, *self._shapes[name]) for kind, name in zip(types, parameters, strict=True)
-            )
-        formats = self._formats(parameters)
-        if len(set(formats)) == 1:
-            return ops.packed_bytes(formats[0], *self._stacked(parameters))
-        return sum(ops.packed_bytes(kind, *self._shapes[name]) for kind, name in zip(formats, parameters, strict=True))
-
-    def record_bytes(self, *parameters: str) -> int:
-        """Of each row that is multiplied with such a matrix, beside the row."""
-        types = self._types(parameters)
-        return kernels.record_bytes(types[0] if types else self._formats(parameters)[0], self._stacked(parameters)[1])
-
-    def reading_bytes(self, *parameters: str) -> int:
-        """Memory that is held beside such a matrix while it is packed."""
-        if self._stored is not None and self._types(parameters):
-            return sum(self._stored.blocks_bytes(name) for name in parameters)
-        dtype = self._dtype_read(parameters)
-        part = max(self._checkpoint.reading_bytes(name, dtype) for name in parameters)
-        whole = math.prod(self._stacked(parameters)) * dtype.itemsize
-        return part + (whole if len(parameters) > 1 else 0)
-
-    def vector(self, *parameters: str) -> Tensor:
-        """Norm weights and biases, [n] float32, rounded to the model's type as in the torch modules."""
-        return self._read(parameters, self._precision.rounded_to).float()
-
-    def _formats(self, parameters: Sequence[str]) -> list[str]:
-        """Of matrices that are not computed as they are stored."""
-        quantization = self._precision.quantization
-        if quantization == "int8":
-            return ["q8"] * len(parameters)
-        if quantization == "int4":
-            return ["q8" if name.rpartition(".")[2] in WIDE else "q4" for name in parameters]
-        return [FORMATS[self._precision.rounded_to]] * len(parameters)
-
-    def _quantised(self, parameters: Sequence[str], formats: list[str], importance: Tensor | None) -> PackedWeight:
-        """Quantised from the numbers of the file, not from what the model's type makes of them."""
-        values = self._read(parameters, self._dtype_read(parameters))
-        parts = [(values, formats[0])]
-        if len(set(formats)) > 1:
-            rows = torch.split(values, [self._shapes[name][0] for name in parameters])
-            parts = list(zip(rows, formats, strict=True))
-        try:
-            return ops.pack_weights(parts, importance)
-        except ops.ArgumentError as exc:
-            raise ModelError(f"{parameters[0]} cannot be quantised: {exc}; leave out --quantization") from exc
-
-    def _dtype_read(self, parameters: Sequence[str]) -> torch.dtype:
-        """In which type a matrix is read that is packed from plain numbers."""
-        if self._formats(parameters)[0] in FORMATS.values():
-            return self._precision.rounded_to
-        held = {self._checkpoint.dtype_of(name) for name in parameters}
-        return held.pop() if len(held) == 1 else torch.float32
-
-    def _read(self, parameters: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """Stacked, in that type."""
-        if len(parameters) == 1:
-            values = self._checkpoint.read(parameters[0], dtype)
-            self._checkpoint.check_finite(parameters[0], values)
-            return values
-        stack = torch.empty(self._stacked(parameters), dtype=dtype)
-        rows = torch.split(stack, [self._shapes[parameter][0] for parameter in parameters])
-        fill(self._checkpoint, dict(zip(parameters, rows, strict=True)))
-        return stack
-
-    def _stacked(self, parameters: Sequence[str]) -> tuple[int, ...]:
-        """Shape of their rows in one matrix, or one vector."""
-        return (sum(self._shapes[name][0] for name in parameters), *self._shapes[parameters[0]][1:])
-
-    def _types(self, parameters: Sequence[str]) -> list[GgmlType]:
-        """The types of matrices that are computed as they are stored; none where they are not, or not together."""
-        if self._stored is None:
-            return []
-        types = [self._stored.ggml_type(parameter) for parameter in parameters]
-        plain = [kind for kind in types if kind in (GgmlType.F32, GgmlType.F16, GgmlType.BF16)]
-        return types if not plain or len(set(types)) == 1 else []
-
-
-def _names(layer: int, stored: str) -> list[str]:
-    """The parameters that are stacked in what a layer stores, or one of its experts (`experts.<e>.<name>`)."""
-    expert, dot, name = stored.rpartition(".")
-    return [f"layers.{layer}.{expert}{dot}{part}" for part in STACKED.get(name, (name,))]
-
-
-def _matrices(d: DecoderDescription) -> list[list[str]]:
-    """Each packed matrix as the parameters that are stacked in it, in the order in which they are read; without routers."""
-    mlps = [f"experts.{expert}." for expert in range(d.num_experts)] or [""]
-    stored = ["qkv", "o", *(mlp + name for mlp in mlps for name in ("gate_up", "down"))]
-    layers = [_names(layer, name) for layer in range(d.num_layers) for name in stored]
-    return [["embed"], *layers] + ([] if d.tie_embeddings else [["head"]])
-
-
-def _routers(d: DecoderDescription) -> list[str]:
-    return [f"layers.{layer}.router" for layer in range(d.num_layers)] if d.num_experts else []
+def _weights(
+    d: DecoderDescription,
+    checkpoint: Checkpoint,
+    reader: Reader,
+    precision: Precision,
+    calibration: Callable[[], Sequence[int]],
+    cache: PackedCache | None,
+) -> Mapping[str, PackedWeight]:
+    """All packed matrices by name: those that the cache has, or packed, and left to the cache for the next start."""
+    tokens = calibration() if calibrating.applies(d, precision) else ()
+    matrices = reader.matrices()
+    entry = None
+    if cache is not None and cache.is_for(precision, sum(matrix.num_bytes for matrix in matrices)):
+        entry = cache.entry(lambda: key_of(checkpoint, d, precision, matrices, tokens), matrices)
+    if entry is not None and (mapped := entry.load()) is not None:
+        return mapped
+    watched = Calibration(d, checkpoint, tokens) if tokens else None
+    packed = {matrix.name: weight for matrix, weight in reader.pack(watched)}
+    if entry is not None:
+        entry.keep(packed)
+    return packed
 
 
 def _layer(
-    d: DecoderDescription, layer: int, reader: _Reader, tables: dict[Rope, Tables], watched: Calibration | None
+    d: DecoderDescription,
+    layer: int,
+    reader: Reader,
+    tables: Mapping[Rope, Tables],
+    packed: Mapping[str, PackedWeight],
 ) -> kernels.Layer:
     held = d.layer_parameters()
-    importance = {} if watched is None else watched.layer(layer)
 
     def matrix(stored: str) -> PackedWeight:
-        return reader.matrix(*_names(layer, stored), importance=importance.get(stored))
+        return packed[name_of(layer, stored)]
 
     def vector(stored: str) -> Tensor | None:
-        return reader.vector(*_names(layer, stored)) if STACKED.get(stored, (stored,))[0] in held else None
+        return reader.vector(*stacked_in(layer, stored)) if STACKED.get(stored, (stored,))[0] in held else None
 
     rope = d.rope_of(layer)
     cos, sin = (None, None) if rope is None else tables[rope]
@@ -291,7 +188,7 @@ def _layer(
         o=matrix("o"),
         gate_up=None if d.num_experts else matrix("gate_up"),
         down=None if d.num_experts else matrix("down"),
-        router=reader.floats(f"layers.{layer}.router") if d.num_experts else None,
+        router=matrix(ROUTER) if d.num_experts else None,
         experts=[
             kernels.Expert(matrix(f"experts.{expert}.gate_up"), matrix(f"experts.{expert}.down"))
             for expert in range(d.num_experts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch.nn import functional
 from quire.models import experts
 from quire.models.attention import Attention
 from quire.models.checkpoint import Checkpoint, fill
-from quire.models.description import DecoderDescription, Rope
+from quire.models.description import STACKED, DecoderDescription, Rope
 from quire.models.executor import SMALL_CHUNK, Batch, Footprint, KVPool
 from quire.models.experts import Experts
 from quire.models.linear import pack
@@ -25,13 +26,8 @@ from quire.models.norm import Norm, make_norm
 from quire.models.precision import Precision, of_modules
 from quire.models.rope import Tables, make_tables
 
-STACKED: dict[str, tuple[str, ...]] = {
-    "qkv": ("q", "k", "v"),
-    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
-    "gate_up": ("gate", "up"),
-    "gate_up_bias": ("gate_bias", "up_bias"),
-}
-"""Stored matrix to the parameters whose rows it stacks; every other parameter is stored as it is."""
+if TYPE_CHECKING:
+    from quire.models.packed_cache import PackedCache
 
 
 class ModulesBuilder:
@@ -58,7 +54,11 @@ class ModulesBuilder:
         return replace(found, loading=max(found.loading, reading))
 
     def load(
-        self, precision: Precision, num_positions: int, calibration: Callable[[], Sequence[int]] = tuple
+        self,
+        precision: Precision,
+        num_positions: int,
+        calibration: Callable[[], Sequence[int]] = tuple,
+        cache: PackedCache | None = None,
     ) -> Decoder:
         modules = Decoder(self._description, precision.dtype, self._device)
         fill(self._checkpoint, modules.targets())

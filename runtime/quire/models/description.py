@@ -11,6 +11,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+STACKED: dict[str, tuple[str, ...]] = {
+    "qkv": ("q", "k", "v"),
+    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
+    "gate_up": ("gate", "up"),
+    "gate_up_bias": ("gate_bias", "up_bias"),
+}
+"""Stored matrix to the parameters whose rows it stacks; every other parameter is stored as it is."""
+
 
 @dataclass(frozen=True)
 class Rope:

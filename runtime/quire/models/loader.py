@@ -22,6 +22,7 @@ from quire.models.description import DecoderDescription, NameMap
 from quire.models.executor import Executor, Footprint, ModelFacts
 from quire.models.gguf_file import GGUFFile
 from quire.models.metadata import Fields, check_experts, read_json
+from quire.models.packed_cache import PackedCache
 from quire.models.pooling import Pooling
 from quire.models.precision import Precision
 from quire.models.source import ModelFiles
@@ -41,10 +42,15 @@ class Builder(Protocol):
         ...
 
     def load(
-        self, precision: Precision, num_positions: int, calibration: Callable[[], Sequence[int]] = tuple
+        self,
+        precision: Precision,
+        num_positions: int,
+        calibration: Callable[[], Sequence[int]] = tuple,
+        cache: PackedCache | None = None,
     ) -> Executor:
         """Read the weights. num_positions: length of the longest sequence. calibration: makes tokens of a text, each below the size of
-        the vocabulary, where what matters is looked for before 4 bits are made; none, and all inputs are alike. Raises ModelError naming file and tensor."""
+        the vocabulary, where what matters is looked for before 4 bits are made; none, and all inputs are alike. cache: where weights that take
+        long to pack are looked for, and kept. Raises ModelError naming file and tensor."""
         ...
 
 

@@ -21,7 +21,7 @@ class GatedMLP:
     """down(activation(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
     def __init__(self, description: DecoderDescription, weights: dict[str, Tensor], pack: Pack = linear.pack) -> None:
-        """weights: the layer's, fused (see `decoder.STACKED`); what is packed is taken out."""
+        """weights: the layer's, fused (see `description.STACKED`); what is packed is taken out."""
         self._gate_up = pack(weights.pop("gate_up"), weights.get("gate_up_bias"))
         self._down = pack(weights.pop("down"), weights.get("down_bias"))
         self._activate = activation(description)

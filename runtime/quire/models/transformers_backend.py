@@ -18,6 +18,7 @@ from quire.errors import ModelError
 from quire.models import checkpoint, registry
 from quire.models.executor import Executor, Footprint
 from quire.models.metadata import Fields
+from quire.models.packed_cache import PackedCache
 from quire.models.pooling import Pooling
 from quire.models.precision import Precision, of_modules
 from quire.models.source import ModelFiles
@@ -95,7 +96,11 @@ class TransformersBuilder:
         return Footprint(found.num_weights * size, found.activations * size, size, loading)
 
     def load(
-        self, precision: Precision, num_positions: int, calibration: Callable[[], Sequence[int]] = tuple
+        self,
+        precision: Precision,
+        num_positions: int,
+        calibration: Callable[[], Sequence[int]] = tuple,
+        cache: PackedCache | None = None,
     ) -> Executor:
         """Read the weights strictly, and compare a short text with transformers' own attention."""
         subject, facts, found, dtype = self.model.subject, self.model.description, self.model.found, precision.dtype

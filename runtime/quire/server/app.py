@@ -21,7 +21,7 @@ from quire.server.openai import chat, completions
 from quire.server.openai.responses import routes as responses
 from quire.server.page import routes as page
 from quire.server.pooling import routes as pooling
-from quire.server.service import generate, status, tokens
+from quire.server.service import adapters, generate, status, tokens
 
 EXPOSED_HEADERS = (
     "retry-after",
@@ -44,7 +44,7 @@ def create_app(
     The edge is middleware and not a wrapper: outside of it FastAPI would answer unknown exceptions first, in plain text.
     """
     app = FastAPI(title="Quire", version=quire.__version__, redirect_slashes=False)
-    for endpoint in (completions, chat, responses, messages, generate, pooling, tokens, status):
+    for endpoint in (completions, chat, responses, messages, generate, pooling, tokens, status, adapters):
         app.include_router(endpoint.router(frontend))
     document(app)
     config = frontend.config

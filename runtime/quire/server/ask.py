@@ -17,7 +17,7 @@ from starlette.responses import Response
 from quire.outputs.reader import Reading
 from quire.request import SamplingParams, checked_priority, checked_salt
 from quire.server.answers.shapes import JSON, Shape, collect, stream
-from quire.server.answers.streaming import Describe, EventStream, answer, openai_error
+from quire.server.answers.streaming import Describe, EventStream, answer, event, openai_error
 from quire.server.bodies.chat import Chat
 from quire.server.bodies.prompts import completion_prompts, conversation_prompt, fitted, tools_of
 from quire.server.bodies.sampling import Prompted, Sampling
@@ -28,6 +28,8 @@ from quire.server.flight.jobs import Job
 OpenJob = Callable[[], AbstractAsyncContextManager[Job]]
 Whole = Callable[[Job], Awaitable[JSON]]
 Events = Callable[[Job], AsyncGenerator[bytes, None]]
+Told = Callable[[Job], AsyncGenerator[JSON, None]]
+"""What happens, as objects whose `type` says what."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,31 @@ async def respond(
         lambda job: stream(job, shape, ask.reading, include_usage=include_usage),
         streamed=bool(body.stream),
     )
+
+
+async def run_told(
+    request: Request,
+    open_job: OpenJob,
+    told: Told,
+    content: Callable[[], JSON],
+    *,
+    streamed: bool,
+    describe: Describe,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Answer in the way of endpoints whose events add up to the answer: as events named by their type, or with the content there is when
+    all has been told. Others: see `run`."""
+
+    async def whole(job: Job) -> JSON:
+        async for _ in told(job):
+            pass
+        return content()
+
+    async def events(job: Job) -> AsyncGenerator[bytes, None]:
+        async for one in told(job):
+            yield event(one, one["type"])
+
+    return await run(request, open_job, whole, events, streamed=streamed, headers=headers, describe=describe)
 
 
 async def run(

@@ -19,7 +19,13 @@ from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestEr
 
 _log = logging.getLogger(__name__)
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    501: "not_implemented_error",
+    503: "overloaded_error",
+}
 
 
 class ClientGoneError(Exception):
@@ -53,7 +59,7 @@ def describe(exc: BaseException, request_id: str) -> tuple[int, dict[str, Any], 
     """Status, body and extra headers of an exception. Unknown ones are logged and told without detail."""
     match exc:
         case RequestError():
-            faulty = request_id if exc.status >= 500 else None
+            faulty = request_id if exc.status >= 500 and exc.status != 501 else None
             headers = {"Retry-After": "1"} if exc.status == 503 else {}
             return exc.status, body(exc.status, str(exc), param=exc.param, code=exc.code, request_id=faulty), headers
         case OverloadedError():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import sys
 from collections.abc import Collection
 from functools import cache
 from typing import Any
@@ -36,7 +35,8 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class Pieces:
-    """Bytes of every token id; `longest` is the most of a text that one covers. Ids the tokenizer does not know have none."""
+    """Bytes of every token id; `longest` is the most of a text that one covers (of sensible text, where blanks and unknown words leave
+    nothing: WordPiece). Ids the tokenizer does not know have none."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special_ids: Collection[int]) -> None:
         """special_ids: tokens that are no text (`skip_special` leaves them out)."""
@@ -47,8 +47,10 @@ class Pieces:
         for token, token_id in vocab.items():
             self._bytes[token_id] = convert(token)
         self.longest = max(map(len, self._bytes), default=1) or 1
-        if _drops_text(tokenizer):
-            self.longest = sys.maxsize
+        if isinstance(
+            tokenizer.model, tokenizers.models.WordPiece
+        ):  # a longer word is not looked up; behind each may be a blank
+            self.longest = max(self.longest, tokenizer.model.max_input_chars_per_word) + 1
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -91,11 +93,6 @@ def _converter(tokenizer: tokenizers.Tokenizer) -> tuple[bool, Any]:
         f"the tokenizer decodes with {', '.join(sorted(kinds))}, which this engine does not know; "
         "byte-level, SentencePiece style and WordPiece tokenizers are supported"
     )
-
-
-def _drops_text(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Whether blanks are no part of any token, and a word of any length may be one."""
-    return isinstance(tokenizer.model, tokenizers.models.WordPiece)
 
 
 def _from_word_piece(token: str, prefix: str) -> bytes:

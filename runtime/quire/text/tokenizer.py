@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from tokenizers import normalizers
+from tokenizers import Encoding, normalizers
 
 from quire.errors import RequestError
 from quire.request import SamplingParams
 from quire.sampling_params import MAX_WORD_TOKENS, refusal
+from quire.text import window
 from quire.text.chat import BREAK, ChatTemplate, Defuser, Message
 from quire.text.familiar import FamiliarNames
 from quire.text.pieces import Pieces
@@ -78,11 +79,26 @@ class Tokenizer(FamiliarNames):
         unwanted = has_bos and not self.adds_bos and self._backend_adds_bos
         return ids[1:] if doubled or unwanted else ids
 
-    def encode_pair(self, first: str, second: str, *, keep: int | None = None) -> tuple[list[int], list[int]]:
-        """Ids of two texts as the model reads pairs, and the segment of each token. keep: how many tokens at most; the longer text is cut
+    def beginning(self, text: str, keep: int) -> str:
+        """So much of a text that its first `keep` tokens are all there; see `window` for texts without words."""
+        return window.beginning(text, keep, longest=self.pieces.longest, count=self._count)
+
+    def end(self, text: str, keep: int) -> str:
+        """So much of a text that its last `keep` tokens are all there; see `window` for texts without words."""
+        return window.end(text, keep, longest=self.pieces.longest, count=self._count)
+
+    def _count(self, text: str) -> int:
+        return len(self._ids(text, False))
+
+    def part(self, text: str) -> Encoding:
+        """A text as one of a pair."""
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0]
+
+    def pair(self, one: Encoding, other: Encoding, *, keep: int | None = None) -> tuple[list[int], list[int]]:
+        """Ids of two parts as the model reads pairs, and the segment of each token. keep: how many tokens at most; the longer text is cut
         first, at its end, and special tokens never are. Raises RequestError where nothing else would be left."""
-        one, other = self._backend.encode_batch_fast([first, second], add_special_tokens=False)
         if keep is not None:
+            one, other = Encoding.merge([one]), Encoding.merge([other])  # copies, to be cut
             around: int = self._backend.num_special_tokens_to_add(True)
             if (room := keep - around) < 1:
                 raise refusal("truncate_prompt_tokens", keep, f"above {around}, the number of special tokens of a pair")
@@ -121,12 +137,16 @@ class Tokenizer(FamiliarNames):
         """The prompt of `encode_chat` as text, for people to look at."""
         return self.chat.render(messages, **options).replace(BREAK, "")
 
-    def chat_prompt(self, messages: Sequence[Message], **options: Any) -> tuple[str, list[int]]:
+    def chat_prompt(
+        self, messages: Sequence[Message], *, keep: int | None = None, **options: Any
+    ) -> tuple[str, list[int]]:
         """A conversation as text for people, and as ids; the template alone decides about begin and turn tokens.
 
-        options: those of `ChatTemplate.render`. Raises RequestError.
+        keep: how many tokens are used, the last ones; there may be more. options: those of `ChatTemplate.render`. Raises RequestError.
         """
         text = self.chat.render(messages, **options)
+        if keep is not None:
+            text = self.end(text, keep)
         ids = self.encode(text, add_special_tokens=False)
         found = Counter(i for i in ids if i in self.special_ids)
         if any(count > text.count(self._spelling[i]) for i, count in found.items() if i not in self._uncounted):

@@ -26,7 +26,13 @@ schema = {
     "additionalProperties": False,
 }
 tools = [{"type": "function", "function": {"name": "get_weather", "description": "The weather", "parameters": schema}}]
-forced = {"messages": [{"role": "user", "content": "Weather in Paris?"}], "tools": tools, "max_tokens": 100}
+forced = {
+    "messages": [{"role": "user", "content": "Weather in Paris?"}],
+    "tools": tools,
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_tokens": 100,
+}
 
 for way in ({**common, "model": f"openai/{model}"}, anthropic):
     whole = litellm.completion(**way, messages=question)
@@ -34,11 +40,12 @@ for way in ({**common, "model": f"openai/{model}"}, anthropic):
     assert whole.usage.completion_tokens == 8, whole.usage
     chunks = list(litellm.completion(**way, messages=question, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == ANSWER
-    called = litellm.completion(**{**way, **forced}, tool_choice="required").choices[0]
+    called = litellm.completion(**{**way, **forced}).choices[0]
     assert called.finish_reason == "tool_calls", called
-    arguments = called.message.tool_calls[0].function.arguments
+    [call] = called.message.tool_calls
+    arguments = call.function.arguments
     assert set(json.loads(arguments)) == {"city"}
-    chunks = list(litellm.completion(**{**way, **forced}, tool_choice="required", stream=True))
+    chunks = list(litellm.completion(**{**way, **forced}, stream=True))
     deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
     streamed = "".join(delta.function.arguments or "" for delta in deltas if not delta.index)
     assert json.loads(streamed) == json.loads(arguments), streamed

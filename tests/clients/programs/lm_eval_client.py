@@ -1,6 +1,7 @@
-"""lm-eval's local-completions client on a task of three documents: scoring by echo and log probabilities, and generation.
+"""lm-eval's local-completions client on a task of a few documents: scoring by echo and log probabilities, and generation.
 
-Writes what it found as JSON: the accuracy, and the log likelihood of each continuation.
+ROWS (JSON lines of question, choices, gold) are the documents. Writes what it found into FOLDER as JSON, by whether prompts were sent
+as token ids (its default) or as texts: the accuracy, the log likelihood of each continuation, what was generated.
 """
 
 from __future__ import annotations
@@ -12,17 +13,11 @@ from pathlib import Path
 import lm_eval
 from lm_eval.tasks import TaskManager
 
-url, model, tokenizer, folder = sys.argv[1:]
-rows = [
-    {"question": "The capital of France is", "choices": [" Berlin", " Paris"], "gold": 1},
-    {"question": "The capital of Germany is", "choices": [" Berlin", " Paris"], "gold": 0},
-    {"question": "The opposite of hot is", "choices": [" cold", " Tuesday"], "gold": 0},
-]
+url, model, rows, folder = sys.argv[1:]
 home = Path(folder)
-(home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 shared = f"""
 dataset_path: json
-dataset_kwargs: {{data_files: {{test: {home / "rows.jsonl"}}}}}
+dataset_kwargs: {{data_files: {{test: {rows}}}}}
 test_split: test
 doc_to_text: "{{{{question}}}}"
 """
@@ -42,21 +37,27 @@ generation_kwargs: {{until: ["\\n", "."], max_gen_toks: 8, temperature: 0}}
 filter_list: [{{name: first, filter: [{{function: regex, regex_pattern: "(\\\\w+)"}}, {{function: take_first}}]}}]
 metric_list: [{{metric: exact_match, ignore_case: true}}]
 {shared}""")
-arguments = {
-    "model": model, "base_url": f"{url}/v1/completions", "num_concurrent": 1, "max_retries": 1, "tokenized_requests": False,
-    "tokenizer_backend": "huggingface", "tokenizer": tokenizer, "max_length": 512,
-}  # fmt: skip
-found = lm_eval.simple_evaluate(
-    model="local-completions",
-    model_args=arguments,
-    tasks=["choose", "say"],
-    task_manager=TaskManager(include_path=str(home), include_defaults=False),
-    num_fewshot=0,
-    bootstrap_iters=0,
-    log_samples=True,
-)
-likelihoods = [[float(one[0]) for one in sample["filtered_resps"]] for sample in found["samples"]["choose"]]
-said = [sample["resps"][0][0] for sample in found["samples"]["say"]]
-(home / "found.json").write_text(
-    json.dumps({"accuracy": found["results"]["choose"]["acc,none"], "likelihoods": likelihoods, "said": said})
-)
+
+
+def evaluate(*, as_ids: bool) -> dict[str, object]:
+    found = lm_eval.simple_evaluate(
+        model="local-completions",
+        model_args={
+            "model": model, "base_url": f"{url}/v1/completions", "num_concurrent": 1, "max_retries": 1, "max_length": 512,
+            "tokenizer_backend": "huggingface", "tokenizer": folder, "tokenized_requests": as_ids,
+        },
+        tasks=["choose", "say"],
+        task_manager=TaskManager(include_path=folder, include_defaults=False),
+        num_fewshot=0,
+        bootstrap_iters=0,
+        log_samples=True,
+    )  # fmt: skip
+    samples = found["samples"]
+    return {
+        "accuracy": found["results"]["choose"]["acc,none"],
+        "likelihoods": [[float(one[0]) for one in sample["filtered_resps"]] for sample in samples["choose"]],
+        "said": [sample["resps"][0][0] for sample in samples["say"]],
+    }
+
+
+(home / "found.json").write_text(json.dumps({"ids": evaluate(as_ids=True), "texts": evaluate(as_ids=False)}))

@@ -1,11 +1,11 @@
 // The official JavaScript client: chat, streams, tools, log probabilities, echo, responses, errors.
-// node openai.mjs URL MODEL, from the folder that has node_modules.
+// node openai.mjs URL MODEL FOLDER, which has node_modules.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const [url, model] = process.argv.slice(2);
-const require = createRequire(pathToFileURL(`${process.cwd()}/`));
+const [url, model, packages] = process.argv.slice(2);
+const require = createRequire(pathToFileURL(`${packages}/`));
 const { default: OpenAI, BadRequestError, NotFoundError } = require("openai");
 const api = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", maxRetries: 0, timeout: 120_000 });
 

@@ -90,9 +90,27 @@ def test_serve_starts_a_server_and_ends_it(model: str, tmp_path: Path) -> None:
     assert 0 < one["ttft_p50_s"] <= one["ttft_p95_s"] < one["wall_s"]
     assert one["ready_s"] > 0
     assert one["pss_bytes"] > 50e6
+    assert one["server_cpu_s"] + one["engine_cpu_s"] > 0  # told in ticks of 10 ms, which the work of one may not fill
+    assert one["server_cpu_share"] == pytest.approx(one["server_cpu_s"] / (one["server_cpu_s"] + one["engine_cpu_s"]))
     assert found["engine"]["num_blocks"] == "200"
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in listed.splitlines() if "entrypoints.cli serve" in line and model in line]
+
+
+@pytest.mark.usefixtures("child")
+def test_stream_has_an_engine_that_computes_nothing(model: str, tmp_path: Path) -> None:
+    work = ("--requests=12", "--clients=6", "--output-tokens=40", "--interval=10", "--repeats=2")
+    found = bench(tmp_path, "stream", model, *work, *SMALL)
+    assert len(found["runs"]) == 2
+    for one in found["runs"]:
+        assert one["wall_s"] > 2 * 39 * 0.01, "two after one another, a token every 10 ms"
+        assert 0 <= one["joined"] < 0.5 and one["server_cpu_s"] > 0
+        chunks = 12 * 40 * (1 - one["joined"])
+        assert one["chunks_per_cpu_s"] == pytest.approx(chunks / one["server_cpu_s"])
+        assert one["chunks_per_s"] == pytest.approx(chunks / one["wall_s"])
+    assert found["engine"]["device"] == "none"
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in listed.splitlines() if "quire.bench.echo_server" in line and model in line]
 
 
 @pytest.mark.usefixtures("child")

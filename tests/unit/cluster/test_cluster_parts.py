@@ -80,7 +80,7 @@ def test_a_tools_key_follows_its_pins_and_flags() -> None:
     assert key != tools.cache_key(tools.HELM, b"mod", b"sum")
 
 
-@pytest.mark.parametrize("tool", tools.ALL, ids=lambda tool: tool.name)
+@pytest.mark.parametrize("tool", (*tools.ALL, tools.HELM_UNITTEST, tools.HELM_DOCS), ids=lambda tool: tool.name)
 def test_a_tools_version_is_the_one_its_module_pins(tool: tools.Tool) -> None:
     source = tools.SOURCES / tool.name
     assert f"{tool.module} {tool.version}" in (source / "go.mod").read_text()
@@ -122,7 +122,7 @@ def test_a_go_that_is_too_old_is_refused_before_it_compiles(
 def test_go_versions_compare_as_numbers() -> None:
     assert tools.go_version("go1.26.10\n") > tools.go_version("1.26.9") >= tools.go_version("1.26.0")
     assert tools.go_version("devel +1234") == ()
-    for tool in (*tools.ALL, tools.KUBECTL):
+    for tool in (*tools.ALL, *tools.CHART, tools.KUBECTL):
         assert tools.go_version(tools.needed_go((tool.sources / "go.mod").read_text())) >= (1, 24)
 
 

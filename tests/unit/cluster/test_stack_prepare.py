@@ -8,6 +8,7 @@ import pytest
 
 from cluster.errors import UsageError
 from stack import prepare
+from stack.__main__ import rounds, worst
 from stack.prepare import Image, given_images
 
 BOTH = {"QUIRE_RUNTIME_IMAGE": "reg.test:5000/q/runtime:1", "QUIRE_OPERATOR_IMAGE": "q/operator:2"}
@@ -50,3 +51,22 @@ def test_an_existing_cluster_without_images_is_refused_before_any_work(
     monkeypatch.setattr(prepare, "run_modules", lambda *calls: pytest.fail(f"it ran {calls}"))
     with pytest.raises(UsageError, match="QUIRE_RUNTIME_IMAGE"):
         prepare.prepare()
+
+
+def test_every_whole_system_test_is_in_one_of_the_rounds() -> None:
+    side_by_side, alone = rounds(["pytest", "-x"])
+    assert side_by_side[:4] == ["pytest", "-x", "-m", "not alone"] and alone == ["pytest", "-x", "-m", "alone"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "status"), [((0, 0), 0), ((1, 0), 1), ((0, 1), 1), ((5, 0), 0), ((0, 5), 0), ((5, 1), 1), ((5, 5), 5)]
+)
+def test_a_round_without_a_chosen_test_is_no_failure(codes: tuple[int, ...], status: int) -> None:
+    assert worst(codes) == status
+
+
+@pytest.mark.parametrize(("stop", "first"), [(False, 2), (False, 4), (True, 1)])
+def test_what_ends_the_first_round_early_ends_the_second(stop: bool, first: int) -> None:
+    codes = iter((first, 0))
+    assert worst(codes, stop=stop) == first
+    assert next(codes) == 0, "it was not asked for"

@@ -1,15 +1,26 @@
-"""Gauges of a GPU: read once a second, absent on a CPU and where the driver does not tell. torch's questions are answered here."""
+"""Gauges of a GPU: read once a second, absent on a CPU and where the driver does not tell. torch's questions are answered here.
+
+Everything behind them is the real one: the engine as it is built, its reports as they are sent, the page as it is shown.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+from typing import Any
 
 import pytest
 import torch
 
+from quire.engine import wire
+from quire.engine.core import EngineCore
 from quire.engine.device_usage import LOOK_S, DeviceUsage, Usage
+from quire.engine.pooling.core import PoolingCore
 from quire.metrics import EngineMetrics
-from quire.request import StepStats
+from quire.request import AddRequest, PoolRequest, SamplingParams, StepOutputs
+from quire_testing.cores import make_core
+from quire_testing.tiny_bert import make_bert, save_bert
+from quire_testing.tiny_llama import make_model, save_folder
 
 GPU = torch.device("cuda", 0)
 
@@ -58,14 +69,53 @@ def test_a_driver_that_does_not_tell_is_told_of_once(
     assert len(caplog.records) == 1
 
 
-def test_the_metrics_exist_where_there_is_something_to_tell() -> None:
-    def page(**told: float) -> str:
-        metrics = EngineMetrics("m")
-        fields = dict.fromkeys(set(StepStats.__struct_fields__) - {"grammars", "device_busy", "device_memory"}, 0)
-        metrics.step(StepStats(**fields, **told))  # type: ignore[arg-type]
-        return metrics.exposition("")[0].decode()
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """How to build each kind of engine."""
+    decoder = save_folder(make_model(), tmp_path_factory.mktemp("decoder"))
+    encoder = save_bert(make_bert(), tmp_path_factory.mktemp("encoder"))
+    return {
+        "generates": {"model": decoder},
+        "pools": {"model": decoder, "pooling": "last"},
+        "encodes": {"model": encoder, "num_blocks": None},
+    }
 
-    assert "quire_gpu_" not in page().replace("quire_gpu_cache_usage", "")
-    with_gpu = page(device_busy=0.4, device_memory=0.75)
-    assert 'quire_gpu_utilization{model_name="m"} 0.4' in with_gpu
-    assert 'quire_gpu_mem_util{model_name="m"} 0.75' in with_gpu
+
+def page_after_a_step(core: EngineCore) -> str:
+    """What is shown of an engine's own report, which was sent to the server."""
+    ids = [5, 6, 7]
+    if isinstance(core, PoolingCore):
+        core.pool(PoolRequest(request_id="r", prompt_token_ids=ids, arrival_s=0.0))
+    else:
+        core.add(AddRequest(request_id="r", prompt_token_ids=ids, params=SamplingParams(max_tokens=1), arrival_s=0.0))
+    report = wire.from_engine.decode(wire.encoder.encode(core.step()))
+    assert isinstance(report, StepOutputs) and report.stats.batch_size == 1
+    metrics = EngineMetrics("m")
+    metrics.step(report.stats)
+    return metrics.exposition("")[0].decode()
+
+
+@pytest.mark.parametrize("kind", ["generates", "pools", "encodes"])
+def test_every_engine_tells_of_its_gpu_and_nothing_of_a_cpu(
+    models: dict[str, Any], kind: str, asked: list[torch.device]
+) -> None:
+    core = make_core(**models[kind])
+    usage = core.usage
+    assert usage is not None, "of a CPU, which has nothing to say, but it is asked"
+    assert not re.search(r"^quire_gpu_(utilization|mem_util)", page_after_a_step(core), re.MULTILINE)
+    assert asked == []
+    usage._device = GPU
+    page = page_after_a_step(core)
+    assert 'quire_gpu_utilization{model_name="m"} 0.4' in page
+    assert 'quire_gpu_mem_util{model_name="m"} 0.75' in page
+    assert asked == [GPU]
+
+
+def test_where_the_package_is_missing_torch_itself_says_which(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "_HAS_PYNVML", False)
+    with caplog.at_level(logging.WARNING):
+        assert DeviceUsage(GPU).read() == Usage(None, 0.75)
+    assert "nvidia-ml-py" in caplog.text

@@ -49,6 +49,34 @@ def test_version_2_in_a_container(tmp_path: Path) -> None:
     assert host.memory(root) == host.HostMemory(2 * GIB, True, 4 * GIB)
 
 
+@pytest.mark.parametrize(("mapped", "free"), [(0, 3), (1, 2), (2, 1), (3, 1)])
+def test_page_cache_that_nobody_maps_makes_room(mapped: int, free: int, tmp_path: Path) -> None:
+    """2 GiB of weights that were mapped are charged to the pod when its engine starts again; libraries that run stay."""
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": str(4 * GIB),
+            "sys/fs/cgroup/memory.current": str(3 * GIB),
+            "sys/fs/cgroup/memory.stat": f"inactive_file 0\nactive_file {2 * GIB}\nfile_mapped {mapped * GIB}\n",
+        },
+    )
+    assert host.memory(root) == host.HostMemory(free * GIB, True, 4 * GIB)
+
+
+def test_page_cache_by_version_1(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/a\n",
+            "sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(4 * GIB),
+            "sys/fs/cgroup/memory/a/memory.usage_in_bytes": str(3 * GIB),
+            "sys/fs/cgroup/memory/a/memory.stat": f"active_file {2 * GIB}\nmapped_file {GIB}\n",
+        },
+    )
+    assert host.memory(root) == host.HostMemory(2 * GIB, True, 4 * GIB)
+
+
 def test_version_2_takes_the_tightest_parent(tmp_path: Path) -> None:
     root = machine(
         tmp_path,

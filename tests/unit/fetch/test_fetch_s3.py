@@ -12,7 +12,8 @@ import pytest
 from faulty_server import Fault, faulty_server
 from quire.errors import ModelError
 from quire.fetch.fetch import Fetch, fetch, source_of
-from quire.fetch.s3 import SUMS, Credentials, Signature
+from quire.fetch.identity import Credentials
+from quire.fetch.s3 import SUMS, Signature
 
 EXAMPLE = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}

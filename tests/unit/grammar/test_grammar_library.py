@@ -147,6 +147,12 @@ def test_true_is_any_value_and_false_none(tokens: llguidance.LLTokenizer, tokeni
         accepts(tokens, tokenizer, False, "1")
 
 
+def test_a_schema_that_no_text_ever_ends_says_so(tokens: llguidance.LLTokenizer, tokenizer: Tokenizer) -> None:
+    for schema in ({"$ref": "#"}, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}):
+        with pytest.raises(library.GrammarError, match=r"^no text satisfies it$"):
+            accepts(tokens, tokenizer, schema, "1")
+
+
 def test_large_vocabularies_whose_size_is_a_multiple_of_the_word(tokenizer: Tokenizer) -> None:
     tokens = library.vocabulary(tokenizer, 320, tokenizer.eos_ids)
     matcher = library.compile_grammar(tokens, Compile("regex", "hello"))

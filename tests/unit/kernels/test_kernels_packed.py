@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -166,6 +169,29 @@ def test_a_packed_weight_keeps_nothing_of_the_tensor(implementation: str) -> Non
 @pytest.mark.parametrize(("format", "bits"), [("f32", 32), ("f16", 16), ("bf16", 16), ("q8", 8.5), ("q4", 5)])
 def test_memory(cpu_implementation: str, format: str, bits: float) -> None:
     assert ops.pack_weight(torch.zeros(64, 1024), format).nbytes == 64 * 1024 * bits / 8
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# Small weights share chunks of 32 MiB, large ones have memory of their own (packed/memory.cpp).
+@pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer keeps freed memory for a while"
+)
+@pytest.mark.parametrize(("count", "rows"), [(96, 512), (3, 16384)])
+def test_memory_comes_back_with_the_last_weight(cpu_implementation: str, count: int, rows: int) -> None:
+    weight, x = randn(rows, 512), randn(1, 512, seed=1)
+    expected = ops.packed_linear(x, ops.pack_weight(weight, "f32"))
+    before = resident()
+    weights = [ops.pack_weight(weight, "f32") for _ in range(count)]
+    held = sum(each.nbytes for each in weights)
+    assert resident() - before > 0.9 * held
+    del weights[1:]  # the neighbours of the first
+    assert torch.equal(ops.packed_linear(x, weights[0]), expected)
+    assert resident() - before < 0.6 * held
+    weights.clear()
+    assert resident() - before < 0.1 * held
 
 
 @pytest.mark.parametrize("format", ["q8", "q4"])

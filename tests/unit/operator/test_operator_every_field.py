@@ -22,12 +22,17 @@ from quire_operator.resources import (
 Spec = dict[str, Any]
 HUB = {"source": "hf://org/name"}
 BUCKET = {"source": "s3://bucket/m", "s3": {}}
+ROLE = {"roleArn": "arn:aws:iam::123456789012:role/a"}
 SCALED = {"maxReplicas": 4, "targets": {"queueSize": "4"}}
 FETCH = {**HUB, "download": {}}
 
 
 def model(**more: Any) -> Spec:
     return {"model": {**HUB, **more}}
+
+
+def role(**more: Any) -> Spec:
+    return {"model": {**BUCKET, "s3": {"webIdentity": {**ROLE, **more}}}}
 
 
 TABLE: dict[str, tuple[Spec, Spec]] = {
@@ -43,6 +48,9 @@ TABLE: dict[str, tuple[Spec, Spec]] = {
     "model.s3.region": ({"model": BUCKET}, {"model": {**BUCKET, "s3": {"region": "eu-west-1"}}}),
     "model.s3.credentialsSecretRef.name": (
         {"model": BUCKET}, {"model": {**BUCKET, "s3": {"credentialsSecretRef": {"name": "a"}}}}),
+    "model.s3.webIdentity.roleArn": ({"model": BUCKET}, role()),
+    "model.s3.webIdentity.audience": (role(), role(audience="store")),
+    "model.s3.webIdentity.endpoint": (role(), role(endpoint="https://sts.store")),
     "model.download.parallel": ({"model": FETCH}, model(download={"parallel": 9})),
     "model.download.attempts": ({"model": FETCH}, model(download={"attempts": 9})),
     "model.download.offline": ({"model": FETCH}, model(download={"offline": True})),
@@ -67,6 +75,8 @@ TABLE: dict[str, tuple[Spec, Spec]] = {
         {"autoscaling": SCALED}, {"autoscaling": {"maxReplicas": 4, "targets": {"gpuCacheUsage": "0.8"}}}),
     "autoscaling.scaleDown.stabilization": (
         {"autoscaling": SCALED}, {"autoscaling": {**SCALED, "scaleDown": {"stabilization": "1m"}}}),
+    "engine.tensorParallelSize": ({}, {"engine": {"tensorParallelSize": 2}}),
+    "engine.pipelineParallelSize": ({}, {"engine": {"pipelineParallelSize": 2}}),
     "resources.gpus": ({}, {"resources": {"gpus": 1}}),
     "resources.gpuResourceName": (
         {"resources": {"gpus": 1}}, {"resources": {"gpus": 1, "gpuResourceName": "amd.com/gpu"}}),
@@ -94,6 +104,7 @@ TABLE: dict[str, tuple[Spec, Spec]] = {
 
 ELSEWHERE = {
     "replicas": "the policy sizes workloads by it: test_operator_rollout",
+    "adapters": "asked of each pod: test_operator_adapters",
     "rollout.": "the policy moves pods by it: test_operator_rollout",
     "engine.": "a flag each: tests/contract/test_contract_engine_flags",
 }

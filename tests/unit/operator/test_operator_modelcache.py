@@ -89,6 +89,13 @@ def test_a_failure_is_told_and_tried_again_later() -> None:
     assert plan(users=("a",)).fill, "and then a new one is made"
 
 
+def test_clocks_that_were_ahead_hold_nothing_up() -> None:
+    failed = plan(job(failed_at="2026-01-03T00:00:00Z"))
+    assert failed.drop_jobs == ("fill",), "a day ahead: tried again now"
+    unused = plan(GOOD, spec={"evictAfter": "1h"}, before={"unusedSince": "2026-01-03T00:00:00Z"})
+    assert unused.unused_since == NOW and unused.again_s == 3600.0
+
+
 def test_what_keeps_the_pod_from_running_is_told() -> None:
     assert plan(job(), problem="ImagePullBackOff: x").message == "ImagePullBackOff: x"
 
@@ -126,6 +133,32 @@ def test_the_job_fetches_into_the_claim_that_deployments_mount() -> None:
     assert {"name": "model", "persistentVolumeClaim": claim} in made["volumes"]
     assert build_claim(of)["metadata"]["name"] == claim["claimName"]
     assert build_claim(of)["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_the_job_brings_code_and_takes_room_as_it_is_told() -> None:
+    def container(**more: Any) -> dict[str, Any]:
+        of = CacheOwner("llama", "demo", "u", ModelCacheSpec.model_validate({**SPEC, **more}))
+        [made] = build_job(of, DEFAULTS)["spec"]["template"]["spec"]["containers"]
+        return dict(made)
+
+    assert "--code" not in container()["args"] and "resources" not in container()
+    assert "--code" in container(code=True)["args"]
+    room = {"requests": {"cpu": 1, "memory": "512Mi"}, "limits": {"memory": "1Gi"}}
+    assert container(resources=room)["resources"] == {
+        "requests": {"cpu": "1", "memory": "512Mi"},
+        "limits": {"memory": "1Gi"},
+    }
+
+
+def test_the_job_takes_on_a_role_as_the_account_that_is_named() -> None:
+    bucket = {"source": "s3://bucket/m", "s3": {"webIdentity": {"roleArn": "arn:aws:iam::1:role/m"}}}
+    spec = ModelCacheSpec.model_validate({**SPEC, "model": bucket, "serviceAccountName": "models"})
+    made = build_job(CacheOwner("llama", "demo", "u", spec), DEFAULTS)["spec"]["template"]["spec"]
+    assert made["serviceAccountName"] == "models" and made["automountServiceAccountToken"] is False
+    assert [each["name"] for each in made["volumes"]] == ["tmp", "model", "identity"]
+    assert {each["name"] for each in made["containers"][0]["env"]} >= {"AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"}
+    plain = CacheOwner("llama", "demo", "u", ModelCacheSpec.model_validate(SPEC))
+    assert "serviceAccountName" not in build_job(plain, DEFAULTS)["spec"]["template"]["spec"]
 
 
 class Bench:

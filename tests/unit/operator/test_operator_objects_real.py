@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from operator_kit import DEFAULTS, body, owner
+from operator_kit import DEFAULTS, body, owner, workloads
 from quire_operator.cluster import Cluster, kinds
 from quire_operator.cluster.drift import matches
 from quire_operator.errors import ApplyError
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(3600)  # the programs are built where they are 
 
 PATHS = {
     "Deployment": "/apis/apps/v1/namespaces/demo/deployments",
+    "StatefulSet": "/apis/apps/v1/namespaces/demo/statefulsets",
     "Service": "/api/v1/namespaces/demo/services",
     "HorizontalPodAutoscaler": "/apis/autoscaling/v2/namespaces/demo/horizontalpodautoscalers",
     "ServiceAccount": "/api/v1/namespaces/demo/serviceaccounts",
@@ -41,7 +42,7 @@ def objects(spec: dict[str, Any]) -> list[dict[str, Any]]:
     made: list[dict[str, Any] | None] = [
         *build_supplies(of, DEFAULTS),
         build_service(of),
-        build_deployment(of, "abc", build_pod_template(of, DEFAULTS), 1),
+        *workloads(of),
         build_hpa(of),
     ]
     return [each for each in made if each is not None]

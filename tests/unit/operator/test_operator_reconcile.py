@@ -6,54 +6,13 @@ from typing import Any
 
 import pytest
 
-from operator_kit import KEY, MemoryCluster, body
+from operator_kit import KEY
 from quire_operator.probe import Samples
 from quire_operator.reconcile import Reconciler
 from quire_operator.settings import Settings
-from quire_operator.spec import Key
-from quire_operator.status import Verification
+from quire_operator.status import AdapterReading, Verification
 from quire_operator.workqueue import Outcome
-
-
-class Router:
-    """Stands for `Verifier`: answers as told, and counts the questions."""
-
-    def __init__(self) -> None:
-        self.answer = Verification("Passed")
-        self.asked: list[tuple[int, str]] = []
-
-    def ask(self, key: Key, *, uid: str, generation: int, revision: str, model: str) -> Verification:
-        self.asked.append((generation, model))
-        return self.answer
-
-    def forget(self, key: Key) -> None:
-        pass
-
-
-class Bench:
-    """A reconcile loop with all its surroundings."""
-
-    def __init__(self, spec: dict[str, Any] | None = None) -> None:
-        self.cluster = MemoryCluster(body(spec))
-        self.router = Router()
-        settings = Settings(runtime_image="quire/runtime:test")
-        self.loop = Reconciler(self.cluster, settings, Samples(10), self.router)  # type: ignore[arg-type]
-
-    async def look(self) -> Outcome:
-        return await self.loop(KEY)
-
-    async def settle(self, broken: frozenset[str] = frozenset(), rounds: int = 20) -> None:
-        for _ in range(rounds):
-            await self.look()
-            self.cluster.play(broken=broken)
-        await self.look()
-
-    def condition(self, kind: str) -> tuple[str, str]:
-        found = self.cluster.condition(kind)
-        return found["status"], found["reason"]
-
-    def reasons(self) -> list[str]:
-        return [event.reason for event in self.cluster.events]
+from reconcile_bench import Bench
 
 
 async def test_apply_gives_service_pods_and_at_last_ready() -> None:
@@ -98,6 +57,40 @@ async def test_ready_waits_for_a_completion_through_the_router() -> None:
     assert "RouterUnreachable" in bench.reasons()
     bench.router.answer = Verification("Passed")
     await bench.look()
+    assert bench.condition("Ready") == ("True", "Answering")
+
+
+async def test_units_are_tended_whatever_else_is_refused() -> None:
+    bench = Bench({"engine": {"tensorParallelSize": 2}})
+    await bench.look()
+    bench.cluster.refuse["Service"] = "a webhook refuses it"
+    await bench.look()
+    sets = [name for kind, name in bench.cluster.children if kind == "StatefulSet"]
+    assert len(sets) == 2 and max(sets) == f"{min(sets)}-0", "the leaders, and the workers of the first unit"
+    assert bench.condition("Progressing") == ("False", "ApplyFailed")
+
+
+async def test_adapters_are_told_without_a_rollout_and_what_is_told_survives_a_restart() -> None:
+    bench = Bench()
+    await bench.settle()
+    assert "AdaptersLoaded" not in {each["type"] for each in bench.cluster.status["conditions"]}
+    workloads = dict(bench.cluster.sizes())
+    bench.cluster.edit(adapters=[{"name": "support", "source": "file:///a"}])
+    await bench.look()
+    assert bench.condition("AdaptersLoaded") == ("Unknown", "NotYetAsked")
+    bench.adapters = (AdapterReading("support", 0, 1, "NotSupported", "pod p: its engine has no adapters"),)
+    for _ in range(3):
+        await bench.look()
+    assert bench.condition("AdaptersLoaded") == ("False", "NotSupported")
+    assert bench.reasons().count("NotSupported") == 1
+    bench.adapters = (AdapterReading("support", 1, 1, "Loaded", "all 1 ready pods have it"),)
+    await bench.look()
+    assert bench.condition("AdaptersLoaded") == ("True", "Loaded")
+    assert bench.cluster.status["adapters"] == [{"name": "support", "loaded": 1, "of": 1}]
+    bench.cluster.writes.clear()
+    bench.adapters = None  # another operator, which has not asked yet
+    await bench.look()
+    assert bench.cluster.writes == [] and bench.cluster.sizes() == workloads
     assert bench.condition("Ready") == ("True", "Answering")
 
 
@@ -576,3 +569,19 @@ async def test_a_workload_of_the_release_before_is_marked_and_not_rolled() -> No
     marked = bench.cluster.children[key]
     assert marked["metadata"]["annotations"]["quire.dev/spec-hash"]
     assert marked["spec"]["template"] == template and set(bench.cluster.pods) == pods
+
+
+async def test_one_that_does_not_lead_knows_the_pods_and_writes_nothing() -> None:
+    bench, samples = Bench({"replicas": 2}), Samples(10)
+    await bench.settle()
+    bench.cluster.writes.clear()
+    settings = Settings(runtime_image="quire/runtime:test")
+    second = Reconciler(bench.cluster, settings, samples, bench.router)  # type: ignore[arg-type]
+    assert await second.follow(KEY) == Outcome()
+    assert samples.keys() == (KEY,) and len(samples.targets()) == 2
+    bench.cluster.edit(replicas=5)
+    await second.follow(KEY)
+    assert bench.cluster.writes == []
+    bench.cluster.body = None
+    await second.follow(KEY)
+    assert samples.keys() == ()

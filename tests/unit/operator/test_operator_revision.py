@@ -57,6 +57,7 @@ def test_what_reaches_the_pods_rolls_them(spec: dict[str, Any]) -> None:
     "spec",
     [
         {"replicas": 5},
+        {"adapters": [{"name": "a", "source": "file:///a"}]},
         {"autoscaling": {"maxReplicas": 3, "targets": {"queueSize": "4"}}},
         {"rollout": {"maxSurge": 2, "progressDeadline": "1h"}},
         {"engine": {}},
@@ -91,6 +92,7 @@ INTENT = intent_of(owner())
     "spec",
     [
         {"replicas": 5},
+        {"adapters": [{"name": "a", "source": "file:///a"}]},
         {"autoscaling": {"maxReplicas": 3, "targets": {"queueSize": "4"}}},
         {"rollout": {"maxSurge": 2, "progressDeadline": "1h", "strategy": "Recreate"}},
         {"rollout": {"drainTimeout": "1m"}},

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from operator_process import GROUP, OperatorProcess, operator_process
-from real_api import RealApi
+from helm_kit import variables
+from operator_process import GROUP, OperatorProcess, free_port, operator_process
+from quire_operator.cluster import Cluster
+from quire_operator.cluster.trust import SecretStore
+from real_api import EVERYWHERE, ROUTER, RealApi
 
 pytestmark = pytest.mark.timeout(3600)  # the programs are built where they are not there yet
 
 HUB = {"source": "hf://org/name", "cache": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}}
 FULL: dict[str, Any] = {
     "model": HUB,
+    "engine": {"tensorParallelSize": 2},
     "resources": {"devices": {"deviceClassName": "gpu.example"}},
     "rollout": {"strategy": "Recreate"},
 }
@@ -34,7 +45,8 @@ def used(events: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
     """Server-side apply that makes an object needs the right to create it, too."""
     found: set[tuple[str, str, str]] = set()
     for event in events:
-        where = event["objectRef"]
+        if (where := event.get("objectRef")) is None:  # discovery, which everybody may
+            continue
         resource = "/".join(filter(None, (where["resource"], where.get("subresource"))))
         found.add((where.get("apiGroup", ""), resource, event["verb"]))
         if event["verb"] == "patch" and event["responseStatus"]["code"] == 201:
@@ -47,6 +59,33 @@ def updated(bench: OperatorProcess) -> str | None:
     return ((bench.api.get(bench.path(GROUP, "llmdeployments", "smol")) or {}).get("status") or {}).get(
         "updatedRevision"
     )
+
+
+def unit(bench: OperatorProcess) -> None:
+    """A unit of two pods begins anew when its leader does, and goes with its revision."""
+    sets, pods = bench.path("/apis/apps/v1", "statefulsets"), bench.path("/api/v1", "pods")
+    bench.until("the first status", lambda: updated(bench))
+    name = f"smol-{updated(bench)}"
+    bench.until("its leaders", lambda: bench.api.get(f"{sets}/{name}"))
+    leaders = bench.api.get(f"{sets}/{name}") or {}
+    bench.until("its workers", lambda: bench.api.get(f"{sets}/{name}-0"))
+    workers = bench.api.get(f"{sets}/{name}-0") or {}
+    for pod, of in ((f"{name}-0", leaders), (f"{name}-0-1", workers)):
+        marks = {**of["spec"]["template"]["metadata"]["labels"], "quire.dev/unit": "0"}
+        body = {"metadata": {"name": pod, "labels": marks}, "spec": {"containers": [{"name": "engine", "image": "x"}]}}
+        answer = bench.api.create(pods, body, dry_run=False)
+        assert answer.status_code == 201, answer.text
+        ready = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
+        bench.api.patch(f"{pods}/{pod}/status", {"status": {"phase": "Running", "conditions": ready}})
+
+    def told() -> bool:
+        conditions = (bench.api.get(f"{pods}/{name}-0") or {"status": {}})["status"].get("conditions", ())
+        return any(each["type"] == "quire.dev/unit-ready" and each["status"] == "True" for each in conditions)
+
+    bench.until("the unit is ready", told)
+    ended = {"name": "engine", "image": "x", "imageID": "x", "ready": False, "restartCount": 1, "state": {}}
+    bench.api.patch(f"{pods}/{name}-0/status", {"status": {"containerStatuses": [ended]}})
+    bench.until("both are gone", lambda: not bench.items("/api/v1", "pods"))
 
 
 def arrive(bench: OperatorProcess) -> None:
@@ -73,17 +112,22 @@ def live_through(bench: OperatorProcess) -> None:
     bench.create("LLMAdapter", "llmadapters", "support", {"deployment": "smol", "source": "hf://org/lora"})
     bench.until("the claim", lambda: bench.api.get(claim))
     bench.until("the Job", lambda: bench.api.get(job))
+    unit(bench)
+    one_pod = {"engine": {"tensorParallelSize": None}}
+    bench.api.patch(own, {"spec": one_pod})
+    bench.until("a Deployment", lambda: bench.items(*deployments))
 
-    first = {item["metadata"]["name"] for item in bench.items(*deployments)}
+    known: set[str] = set()
     for number in range(5):  # more than any history of revisions keeps
         names = {item["metadata"]["name"] for item in bench.items(*deployments)}
+        known |= names
         bench.api.patch(own, {"spec": {"image": f"quire/runtime:{number}"}})
         bench.until("a new revision", lambda names=names: {
             item["metadata"]["name"] for item in bench.items(*deployments)} - names)  # fmt: skip
     bench.until(
-        "the first revision is gone",
-        lambda: not first & {item["metadata"]["name"] for item in bench.items(*deployments)},
+        "an old revision is gone", lambda: known - {item["metadata"]["name"] for item in bench.items(*deployments)}
     )
+    bench.until("and the units", lambda: not bench.items("/apis/apps/v1", "statefulsets"))
 
     def commands() -> Any:
         return (bench.api.get(own) or {})["metadata"].get("annotations", {}).get("quire.dev/rollout")
@@ -117,12 +161,88 @@ def live_through(bench: OperatorProcess) -> None:
     bench.until("no autoscaler", lambda: bench.api.get(hpa) is None)
 
 
-def test_every_right_is_used_and_none_is_missing(api: RealApi, tmp_path: Path) -> None:
-    with operator_process(api, tmp_path) as bench:
-        live_through(bench)
-    events = api.audited(bench.namespace)
-    refused = {
-        (event["verb"], event["requestURI"]) for event in events if event["responseStatus"]["code"] in (401, 403)
+def refused(events: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {(event["verb"], event["requestURI"]) for event in events if event["responseStatus"]["code"] in (401, 403)}
+
+
+@contextmanager
+def router_process(bench: OperatorProcess, folder: Path) -> Iterator[None]:
+    """A router beside an operator, set up as the chart does, ready."""
+    (folder / "router").write_text(json.dumps(bench.api.kubeconfig(ROUTER)))
+    port = free_port()
+    own = {"HOST": "127.0.0.1", "PORT": str(port), "METRICS_PORT": "0", "PRE_DRAIN_S": "0", "DRAIN_TIMEOUT_S": "0"}
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(folder / "router"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **variables(bench.objects, "router"),
+        **{f"QUIRE_ROUTER_{name}": value for name, value in own.items()},
     }
-    assert not refused
-    assert used(events) == granted(bench.rules)
+
+    def ready() -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"http://127.0.0.1:{port}/health/ready", trust_env=False).status_code == 200
+        return False
+
+    process = subprocess.Popen([sys.executable, "-m", "quire_router"], env=environment)
+    try:
+        bench.until("the router is ready", ready)
+        yield
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def test_in_some_namespaces_every_right_is_used_and_none_is_missing(api: RealApi, tmp_path: Path) -> None:
+    elsewhere = api.namespace()
+    with operator_process(api, tmp_path) as bench, router_process(bench, tmp_path):
+        live_through(bench)
+        for user, rules in ((bench.user, bench.granted["quire-operator"]), (ROUTER, bench.granted["quire-router"])):
+            for group, resource, verb in granted(rules):
+                about = {"namespace": elsewhere, "group": group, "resource": resource, "verb": verb}
+                assert not api.may(user, about), f"{user} may {verb} {resource} elsewhere"
+                assert not api.may(user, {**about, "namespace": ""}), f"{user} may {verb} {resource} everywhere"
+    events = api.audited(bench.namespace, user=bench.user)
+    assert not refused(events)
+    assert used(events) == granted(bench.granted["quire-operator"])
+    of_the_router = api.audited(bench.namespace, user=ROUTER)
+    assert not refused(of_the_router)
+    assert used(of_the_router) == granted(bench.granted["quire-router"])
+
+
+@pytest.fixture
+def api_services(api: RealApi) -> Iterator[str]:
+    """Where those of custom.metrics.k8s.io are made; gone afterwards, for nobody serves them."""
+    where = "/apis/apiregistration.k8s.io/v1/apiservices"
+    yield where
+    for version in ("v1beta1", "v1beta2"):
+        api.client.delete(f"{where}/{version}.custom.metrics.k8s.io")
+
+
+async def test_everywhere_with_the_metrics_api_nothing_is_refused_either(
+    api: RealApi, tmp_path: Path, api_services: str
+) -> None:
+    """What only this mode asks for: the certificate and the aggregator's trust. All else is asked for with the same verbs."""
+    with operator_process(api, tmp_path, everywhere=True) as bench, router_process(bench, tmp_path):
+        for each in bench.objects:
+            if each["kind"] == "APIService":
+                assert api.create(api_services, each, dry_run=False).status_code == 201
+        bench.until("it serves", lambda: bench.answers("/readyz"))
+        model = {"model": HUB, "autoscaling": {"maxReplicas": 2, "targets": {"queueSize": "4"}}}
+        bench.create("LLMDeployment", "llmdeployments", "smol", model)
+        bench.until("the workload", lambda: bench.items("/apis/apps/v1", "deployments"))
+        bench.until("the aggregator trusts it", lambda: all(
+            "caBundle" in (api.get(f"{api_services}/{version}.custom.metrics.k8s.io") or {})["spec"]
+            for version in ("v1beta1", "v1beta2")))  # fmt: skip
+        client = api.lightkube(EVERYWHERE)  # a certificate is renewed when it ends, which no test waits for
+        secret = SecretStore(Cluster(client), bench.namespace, "quire-operator-tls")
+        values = await secret.read()
+        assert values is not None and await secret.write(values)
+        await client.close()
+    events = api.audited(user=EVERYWHERE)
+    assert not refused(events)
+    only_here = {(group, resource, verb) for group, resource, verb in granted(bench.granted["quire-operator"])
+                 if resource in ("secrets", "apiservices")}  # fmt: skip
+    assert only_here and only_here | {("", "configmaps", "get")} <= used(events)
+    of_the_router = api.audited(user=ROUTER)
+    assert not refused(of_the_router) and used(of_the_router) == granted(bench.granted["quire-router"])

@@ -64,6 +64,20 @@ def test_what_must_drain_keeps_its_ready_pods_and_loses_the_others() -> None:
     assert next_sizes({"new": 3}, 3, views, Limits(3, 0), unrouted={"old"})["old"] == 0
 
 
+def test_a_workload_that_shrinks_from_the_end_pays_with_what_is_ready_there() -> None:
+    def sizes(ready: set[int], limits: Limits) -> int:
+        places = dict.fromkeys(ready, True)
+        views = (RevisionView("old", 3, len(ready), 3, places=places), RevisionView("new", 1, 1, 1))
+        return next_sizes({"new": 3}, 3, views, limits)["old"]
+
+    assert sizes({0, 1}, Limits(1, 0)) == 2, "the last one is not ready: it costs nothing"
+    assert sizes({1, 2}, Limits(1, 0)) == 3, "the unready one cannot go before those that serve"
+    assert sizes({1, 2}, Limits(1, 1)) == 2, "one may be missing"
+    assert sizes({0, 2}, Limits(1, 1)) == 1, "with the last one goes the unready one before it"
+    proven = RevisionView("b", 2, 2, 2, settling=(5.0,), places={0: True, 1: False}).proven
+    assert proven.ready_at(2) == proven.ready == 1 and proven.unready == 1
+
+
 def test_a_paused_rollout_scales_with_the_demand() -> None:
     views = [RevisionView("new", 1, 1, 1), RevisionView("old", 2, 2, 2)]
     assert held(2, views, Limits(1, 0), serving="old") == {"new": 1, "old": 2}

@@ -45,7 +45,7 @@ def strategies(draw: st.DrawFn) -> Strategy:
 actions = st.one_of(
     st.tuples(st.just("edit"), st.sampled_from(NAMES)),
     st.tuples(st.just("scale"), st.integers(0, 6)),
-    st.tuples(st.just("health"), st.sampled_from(NAMES), st.sampled_from(["healthy", "crashes", "stuck"])),
+    st.tuples(st.just("health"), st.sampled_from(NAMES), st.sampled_from(["healthy", "crashes", "stuck", "flaps"])),
     st.tuples(st.just("unready"), st.integers(0, 20)),
     st.tuples(st.just("evict"), st.integers(0, 20)),
     st.tuples(st.just("command"), st.sampled_from(["pause", "resume", "promote", "abort", "retry", "nonsense"])),
@@ -94,14 +94,19 @@ def act(world: World, action: tuple[Any, ...]) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(strategies(), st.integers(0, 6), st.lists(actions, max_size=40))
+@given(strategies(), st.integers(0, 6), st.lists(actions, max_size=40), st.sampled_from([0.0, 10.0]), st.booleans())
 def test_whatever_happens_is_safe_and_comes_to_an_end(
-    strategy: Strategy, wanted: int, happens: list[tuple[Any, ...]]
+    strategy: Strategy, wanted: int, happens: list[tuple[Any, ...]], proven_s: float, ordered: bool
 ) -> None:
-    world = World(strategy, wanted=wanted)
+    """ordered: replicas are units of pods, whose workload shrinks from the end."""
+    world = World(strategy, wanted=wanted, proven_s=proven_s, ordered=ordered)
     for action in happens:
         act(world, action)
     freed(world)
+    if world.wanted == 0:
+        world.run(25)
+        assert not any(world.sizes.values())
+        world.wanted = 1  # at zero a rollout under way stays where it is
     for _ in range(6):
         world.run(25)
         if world.control.aborted:
@@ -136,12 +141,41 @@ def test_a_candidate_that_does_not_work_leaves_the_stable_revision_alone(
     assert world.sizes == before, "and then nothing moves"
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(1, 4), pauses, st.sampled_from([0.0, 30.0, 300.0]), st.sampled_from([60.0, 600.0]), st.integers(5, 400)
+)
+def test_a_blue_green_that_keeps_breaking_ends_and_never_gets_requests_before_it_is_steady(
+    wanted: int, pause_s: float | None, keep_old_s: float, deadline_s: float, up_s: int
+) -> None:
+    """`check` sees each switch. At the end it has become the stable one (whole for as long as the old set was kept), or was aborted."""
+    strategy = Strategy(
+        "BlueGreen", Limits(1, 0), (Step(0, pause_s),), deadline_s=deadline_s, drain_s=0.0, keep_old_s=keep_old_s
+    )
+    world = started(strategy, wanted=wanted, proven_s=10.0, up_s=float(up_s))
+    world.health["b"], world.target = "flaps", "b"
+    first: float | None = None
+    for _ in range(1200):
+        world.run(1)
+        if world.last is not None and world.last.hold == "StepPaused" and world.last.again_s is None:
+            world.command = "resume"
+        if world.stable == "b" or world.control.aborted:
+            break
+        if world.progress is not None and world.progress.broken_since is not None:
+            first = first or world.progress.broken_since
+    assert world.stable == "b" or world.control.aborted == "b", (world.sizes, world.last)
+    if world.control.aborted and first is not None:
+        assert world.now - first >= deadline_s, "it has its time to recover"
+        world.run(40)
+        assert world.sizes == {"a": wanted, "b": 0} and world.weights["a"] == 100
+
+
 @settings(max_examples=60, deadline=None)
-@given(strategies(), st.integers(1, 6))
-def test_an_ordinary_rollout_keeps_the_minimum_at_every_moment(strategy: Strategy, wanted: int) -> None:
+@given(strategies(), st.integers(1, 6), st.booleans())
+def test_an_ordinary_rollout_keeps_the_minimum_at_every_moment(strategy: Strategy, wanted: int, ordered: bool) -> None:
     if strategy.name == "Recreate":
         return
-    world = started(strategy, wanted=wanted)
+    world = started(strategy, wanted=wanted, ordered=ordered)
     world.target = "b"
     least = max(wanted - strategy.limits.max_unavailable, 0)
     for _ in range(400):

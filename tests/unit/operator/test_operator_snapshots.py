@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from operator_kit import DEFAULTS, owner
+from operator_kit import DEFAULTS, owner, workloads
 from quire_operator.resources import (
-    build_deployment,
     build_hpa,
-    build_pod_template,
     build_service,
     build_supplies,
 )
@@ -35,7 +33,7 @@ def test_the_objects_are_those_that_were_read(case: str) -> None:
     made = [
         *build_supplies(of, DEFAULTS),
         build_service(of),
-        build_deployment(of, "abc", build_pod_template(of, DEFAULTS), 1),
+        *workloads(of),
         build_hpa(of),
     ]
     for each in made:

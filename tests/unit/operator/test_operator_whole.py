@@ -8,11 +8,24 @@ from typing import Any
 
 import pytest
 
+from dashboards import cluster_panels
 from operator_process import GROUP, OperatorProcess, operator_process
+from prometheus_kit import filled_in, prometheus
 from real_api import RealApi
 
 pytestmark = pytest.mark.timeout(3600)  # the programs are built where they are not there yet
 
+NOT_HERE = ("reconcile_errors", "scrapes_total", "metrics_api_requests", "certificate_expiry")
+"""Nothing fails, no pod is ready to be scraped, and the metrics API is off."""
+QUERIES = sorted(
+    {
+        filled_in(query.text)
+        for row in cluster_panels.ROWS
+        for panel in row.panels
+        for query in panel.queries
+        if "quire_operator_" in query.text and not any(name in query.text for name in NOT_HERE)
+    }
+)
 LOCAL = {"source": "file:///models/smollm2.gguf"}
 
 
@@ -22,7 +35,7 @@ def bench(api: RealApi, tmp_path: Path) -> Iterator[OperatorProcess]:
         yield made
 
 
-def test_every_kind_is_acted_on_and_a_cluster_at_rest_gets_no_write(bench: OperatorProcess) -> None:
+def test_every_kind_is_acted_on_and_a_cluster_at_rest_gets_no_write(bench: OperatorProcess, tmp_path: Path) -> None:
     bench.create("LLMDeployment", "llmdeployments", "smol", {"model": LOCAL})
     bench.create("ModelCache", "modelcaches", "llama", {"model": {"source": "hf://org/name"}, "size": "1Gi"})
     bench.create("LLMAdapter", "llmadapters", "support", {"deployment": "smol", "source": "hf://org/lora"})
@@ -53,6 +66,11 @@ def test_every_kind_is_acted_on_and_a_cluster_at_rest_gets_no_write(bench: Opera
         "three replicas",
         lambda: [item["spec"]["replicas"] for item in bench.items("/apis/apps/v1", "deployments")] == [3],
     )
+
+    # What the dashboard asks of it has data, in a real Prometheus.
+    (folder := tmp_path / "prometheus").mkdir()
+    with prometheus(folder, [bench.metrics.split("/")[2]]) as live:
+        assert not [query for query in QUERIES if not live.has(query, deadline_s=30)]
 
 
 def test_an_adapter_is_seen_by_its_own_watch(bench: OperatorProcess) -> None:

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from quire_router.endpoints import EndpointState
 from router_kit import FakePod, Kit, eventually, running
 
 
@@ -192,15 +193,48 @@ async def test_models_are_merged_and_found_by_any_name() -> None:
 async def test_with_none_ready_the_answer_is_503_at_once_with_a_hint() -> None:
     async with running() as kit:
         pod = await kit.pod("a")
-        await kit.deploy("m", pod)
+        await kit.deploy("m")
         await kit.condition("m", pod, ready=False)
-        await eventually("not ready", lambda: not kit.ready("m"))
+        await eventually("starting", lambda: kit.states("m") == {"a": EndpointState.NOT_READY})
         status, body, headers = await kit.chat()
         assert status == 503
         assert headers["Retry-After"] == "5"
         assert body["error"]["code"] == "no_ready_endpoint"
         assert "kubectl describe llmdeployment -n demo m" in body["error"]["message"]
         assert pod.bodies == []
+
+
+async def test_pods_that_were_ready_are_the_last_choice_and_those_on_their_way_out_none() -> None:
+    async with running() as kit:
+        pods = [await kit.pod(name) for name in "ab"]
+        await kit.deploy("m", *pods)
+        for pod in pods:
+            await kit.condition("m", pod, ready=False)
+        await eventually("all are late", lambda: not kit.ready("m"))
+        for _ in range(8):
+            assert (await kit.chat())[0] == 200
+        await kit.condition("m", pods[1], ready=True)
+        await eventually("one is back", lambda: kit.ready("m") == ["b"])
+        before = len(pods[0].bodies)
+        for _ in range(8):
+            assert (await kit.chat())[0] == 200
+        assert len(pods[0].bodies) == before
+        for pod in pods:
+            await kit.condition("m", pod, ready=False, terminating=True)
+        await eventually("both go", lambda: set(kit.states("m").values()) == {EndpointState.TERMINATING})
+        status, body, _ = await kit.chat()
+        assert (status, body["error"]["code"]) == (503, "no_ready_endpoint")
+
+
+async def test_a_pod_that_was_ready_and_cannot_be_reached_is_no_ready_endpoint() -> None:
+    async with running() as kit:
+        pod = await kit.pod("a")
+        await kit.deploy("m", pod)
+        await kit.condition("m", pod, ready=False)
+        await eventually("it is late", lambda: not kit.ready("m"))
+        await pod.stop()
+        status, body, _ = await kit.chat()
+        assert (status, body["error"]["code"]) == (503, "no_ready_endpoint")
 
 
 async def test_a_terminating_pod_gets_nothing_more() -> None:

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from live_server import Live, events_of, ids_of, live_server
-from scripted_engine import ScriptedEngine, logprobs_of
+from scripted_engine import END, ScriptedEngine, logprobs_of
 
 TEXT = "hello 🎉"
 PROMPT = "hé wor"
@@ -45,22 +45,36 @@ async def test_the_text_begins_with_the_prompt(live: Live) -> None:
 async def test_log_probabilities_of_prompt_and_answer(live: Live) -> None:
     told = (await first(live, logprobs=1))["logprobs"]
     prompt, answer = ids_of(PROMPT), ids_of(TEXT)
-    assert told["token_logprobs"] == [None, *(-token / 100 for token in [*prompt[1:], *answer])]
+    assert told["token_logprobs"] == [None, *(-token / 100 for token in [*prompt[1:], *answer, END])]
     assert told["top_logprobs"][0] is None
-    assert len(told["top_logprobs"]) == len(told["tokens"]) == len(told["text_offset"]) == len(prompt) + len(answer)
+    assert len(told["top_logprobs"]) == len(told["tokens"]) == len(told["text_offset"]) == len(prompt) + len(answer) + 1
     expected = logprobs_of(prompt[1], 1)
     assert sorted(told["top_logprobs"][1].values()) == sorted(expected.logprobs)
-    assert told["tokens"][0] == "h" and told["tokens"][-1].startswith("bytes:")
+    assert told["tokens"][0] == "h" and told["tokens"][-2].startswith("bytes:")
     assert told["text_offset"][: len(prompt) + 1] == [0, 1, 1, 2, len(PROMPT)]
     plain = (await live.complete(PROMPT, logprobs=1)).json()["choices"][0]["logprobs"]
     for key, values in plain.items():
         shift = [len(PROMPT) + value for value in values] if key == "text_offset" else values
-        assert told[key][len(prompt) :] == shift
+        assert told[key][len(prompt) : -1] == shift
     both = await first(live, logprobs=1, prompt_logprobs=2)
     assert both["logprobs"] == told
     assert [len(entry) for entry in both["prompt_logprobs"][1:]] == [3] * (len(prompt) - 1)
     more = await first(live, logprobs=3, prompt_logprobs=0)
     assert [len(entry) for entry in more["prompt_logprobs"][1:]] == [1] * (len(prompt) - 1)
+
+
+async def test_every_generated_token_has_an_entry_behind_an_echo(live: Live) -> None:
+    """Who scores a text lets one token be generated and cuts one entry off: an end token without one would cost the text its last."""
+    live.engine.reply = lambda _: []
+    for asked in ({"max_tokens": 1}, {"max_tokens": 1, "n": 2, "seed": 0}):
+        answer = (await live.complete(PROMPT, echo=True, logprobs=1, **asked)).json()
+        for choice in answer["choices"]:
+            told = choice["logprobs"]
+            assert choice["finish_reason"] == "stop" and choice["text"] == PROMPT
+            assert told["token_logprobs"] == [None, *(-token / 100 for token in [*ids_of(PROMPT)[1:], END])]
+            assert (told["tokens"][-1], told["text_offset"][-1]) == ("<|im_end|>", len(PROMPT))
+    told = (await first(live, logprobs=1, max_tokens=0))["logprobs"]
+    assert len(told["tokens"]) == len(ids_of(PROMPT)), "nothing was generated"
 
 
 async def test_b026_scoring_takes_a_prompt_of_the_whole_window(live: Live) -> None:

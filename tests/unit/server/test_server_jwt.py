@@ -9,12 +9,16 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509.oid import NameOID
 
 from live_server import Live, ids_of, live_server
 from quire.config import ServeConfig
@@ -38,6 +42,18 @@ PRIVATE = {"RS256": RSA, "ES256": EC, "HS256": SECRET}
 def pem(key: Any) -> str:
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return str(key.public_key().public_bytes(serialization.Encoding.PEM, form).decode())
+
+
+def bare(text: str) -> str:
+    """What stands between the first line and the last."""
+    return "\n".join(text.splitlines()[1:-1])
+
+
+def certificate(key: Any) -> str:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "issuer")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1)).sign(key, SHA256())
+    return made.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def jwk(key: Any, kid: str | None, **fields: Any) -> dict[str, Any]:
@@ -158,11 +174,17 @@ def test_what_is_no_key(tmp_path: Path) -> None:
         (pem(p521), "RSA or a P-256 key"),
         ("{", "not valid JSON"),
         ('{"keys": 1}', "no JWKS"),
+        # Anybody may know these: as secrets they would let everybody in.
+        (json.dumps([jwk(RSA, "a")]), "no JWKS: an object with a list `keys`"),
+        *((bare(pem(key)), "without its lines -----BEGIN") for key in (RSA, EC, small)),
+        ("\n" + bare(pem(RSA)).replace("\n", "\r\n") + "\n", "without its lines -----BEGIN"),
+        (bare(certificate(RSA)), "without its lines -----BEGIN"),
         ('{"keys": []}', "no key for ES256, HS256, RS256"),
         (set_of(jwk(RSA, "a", use="enc"), jwk(RSA, "b", alg="RS512"), jwk(p521, "c"), {"kty": "x"}), "no key for"),
     ]:
         with pytest.raises(BadKeysError, match=words):
             keys_of_file(text)
+    assert keys_of_file(base64.b64encode(bytes(range(48))).decode())[0].algorithm == "HS256"
     secret = {"kty": "oct", "k": base64.urlsafe_b64encode(SECRET.encode()).decode().rstrip("="), "kid": "s"}
     assert [key.algorithm for key in keys_of_jwks(set_of(secret, jwk(EC, "e")), secrets=True)] == ["HS256", "ES256"]
     assert [key.algorithm for key in keys_of_jwks(set_of(secret, jwk(EC, "e")), secrets=False)] == ["ES256"]

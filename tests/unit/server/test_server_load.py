@@ -17,6 +17,7 @@ import pytest
 from server_process import Process, process
 
 NUM_IDLE, NUM_STREAMS, NUM_TOKENS = 2000, 200, 100
+MAX_IDLE_BYTES = 32 << 10
 CHUNKS_PER_CPU_SECOND = 1500
 """The target; the test asks for a third of it, since other things run beside it."""
 
@@ -94,12 +95,14 @@ async def test_idle_connections_and_streams(tmp_path: Path, many_files: None) ->
     async with process(tmp_path, "long", log=tmp_path / "log") as running, AsyncExitStack() as stack:
         await running.line("curl")
         await round_of_streams(running)
+        without = memory_bytes(running.handle.pid)
         idle: list[Connection] = []
         began_s = time.monotonic()
         while len(idle) < NUM_IDLE:
             fresh = await asyncio.gather(*(stack.enter_async_context(connected(running.port)) for _ in range(100)))
             await asyncio.gather(*map(get, fresh))
             idle += fresh
+        each = (memory_bytes(running.handle.pid) - without) / NUM_IDLE
         with stalled_reader(running.port):
             await round_of_streams(running)
             before = memory_bytes(running.handle.pid)
@@ -108,7 +111,9 @@ async def test_idle_connections_and_streams(tmp_path: Path, many_files: None) ->
         grown = memory_bytes(running.handle.pid) - before
         per_second = NUM_STREAMS * NUM_TOKENS / cpu_s
         print(f"{per_second:.0f} chunks a CPU second; {before >> 20} MiB, {grown >> 10} KiB more after four rounds")
+        print(f"{each / 1024:.1f} KiB for each idle connection")
         if time.monotonic() - began_s < 60:  # later the server may close them, as it says
             await asyncio.gather(*map(get, idle))
         assert per_second > CHUNKS_PER_CPU_SECOND / 3
         assert grown < before // 20
+        assert each < MAX_IDLE_BYTES

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,53 +17,18 @@ import openai
 import pytest
 
 from live_server import BACKEND, Live, ids_of, live_server
-from quire.request import PoolingFacts, PoolRequest
-from quire.text import load_tokenizer
+from pooling_kit import FACTS, SCORES, SIZE, embed, embedder, near, post, vector_of
+from quire.request import PoolingFacts
+from quire.text import Tokenizer, load_tokenizer
 from quire_testing.tiny_bert import tokenizer as word_pieces
 from scripted_engine import ScriptedEngine
 from tiny_text import write_tokenizer
-
-SIZE = 8
-FACTS = PoolingFacts(task="embed", size=SIZE, normalised=True)
-SCORES = PoolingFacts(task="score", size=1, normalised=False)
-
-
-def unit(request: PoolRequest) -> list[float]:
-    """A vector of the prompt's tokens, of length 1."""
-    numbers = [0.2] * SIZE
-    for place, token in enumerate(request.prompt_token_ids):
-        numbers[(token + place) % SIZE] += 1.0 + token / 100
-    length = math.sqrt(sum(number * number for number in numbers))
-    return [number / length for number in numbers]
-
-
-def vector_of(tokens: Sequence[int]) -> list[float]:
-    return unit(PoolRequest(request_id="", prompt_token_ids=list(tokens), arrival_s=0.0))
-
-
-def embedder(**options: Any) -> ScriptedEngine:
-    return ScriptedEngine(pool=unit, facts=FACTS, **options)
 
 
 @pytest.fixture
 async def live(tmp_path: Path) -> AsyncIterator[Live]:
     async with live_server(tmp_path, embedder()) as server:
         yield server
-
-
-async def post(live: Live, path: str, **body: Any) -> tuple[int, Any]:
-    response = await live.http.post(path, json={"model": "tiny", **body})
-    return response.status_code, response.json()
-
-
-async def embed(live: Live, given: Any, **fields: Any) -> Any:
-    status, answer = await post(live, "/v1/embeddings", input=given, **fields)
-    assert status == 200, answer
-    return answer
-
-
-def near(one: Sequence[float], other: Sequence[float]) -> bool:
-    return len(one) == len(other) and all(abs(a - b) < 1e-6 for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +145,8 @@ async def test_a_model_tells_what_it_can_do_and_refuses_the_rest(live: Live, tmp
         "/v1/responses": {"input": "a"},
         "/v1/messages": {"messages": messages, "max_tokens": 5},
         "/generate": {"prompt": "a"},
+        "/tokenize": {"messages": messages},
+        "/v1/messages/count_tokens": {"messages": messages},
     }.items():
         status, answer = await post(live, path, **body)
         assert (status, answer["error"]["param"]) == (400, "model"), path
@@ -277,6 +244,11 @@ async def test_rankings(live: Live) -> None:
         ({"query": "a", "documents": []}, "documents", "documents must be a list of 1 to 2048 items, got 0"),
         ({"query": "", "documents": ["a"]}, "query", "query must not be empty"),
         ({"query": "a", "documents": ["a", ""]}, "documents.1", "documents.1 must not be empty"),
+        (
+            {"query": "a", "documents": [5]},
+            "documents.0",
+            "documents.0: input should be a text, or an object with its text",
+        ),
         ({"query": "a", "documents": [{"title": "a"}]}, "documents.0.text", "documents.0.text is required"),
         ({"query": "a", "documents": ["a"], "top_n": -1}, "top_n", "top_n must be at least 0"),
         (
@@ -330,6 +302,45 @@ async def test_a_model_with_a_head_reads_pairs(tmp_path: Path) -> None:
         assert "must be above 3, the number of special tokens of a pair, got 3" in answer["error"]["message"]
 
 
+async def test_null_is_absence(live: Live) -> None:
+    answer = await embed(live, "a", encoding_format=None, add_special_tokens=None)
+    assert answer["data"] == (await embed(live, "a"))["data"]
+    assert (await post(live, "/tokenize", prompt="a", add_special_tokens=None))[0] == 200
+    _, ranked = await post(live, "/v1/rerank", query="a", documents=["a"], return_documents=None)
+    assert ranked["results"][0]["document"] == {"text": "a"}
+
+
+async def test_equal_texts_have_a_cosine_of_one_at_most(tmp_path: Path) -> None:
+    facts = PoolingFacts(task="embed", size=3, normalised=True)
+    async with live_server(tmp_path, ScriptedEngine(pool=lambda _: [0.1, 0.7, 0.3], facts=facts)) as live:
+        _, answer = await post(live, "/v1/score", text_1="a", text_2="a")
+        assert 1 - 1e-6 < answer["data"][0]["score"] <= 1
+
+
+@pytest.mark.parametrize("text", ["x" * 2_000_000, "rain " * 400_000, "x," * 1_000_000])
+async def test_texts_are_encoded_as_far_as_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Word pieces: a word of any length may be one token."""
+    word_pieces().save(str(write_tokenizer(tmp_path / "bert") / "tokenizer.json"))
+    reader = load_tokenizer(tmp_path / "bert")
+    encoded: list[str] = []
+    ids, part = Tokenizer._ids, Tokenizer.part
+    monkeypatch.setattr(Tokenizer, "_ids", lambda self, text, special: encoded.append(text) or ids(self, text, special))
+    monkeypatch.setattr(Tokenizer, "part", lambda self, text: encoded.append(text) or part(self, text))
+    for facts in (FACTS, SCORES):
+        engine = ScriptedEngine(pool=lambda _: [0.5] * SIZE if facts is FACTS else [0.5], facts=facts)  # noqa: B023
+        async with live_server(tmp_path, engine) as live:
+            live.frontend._tokenizer = reader
+            status, answer = await post(live, "/v1/score", text_1="rain", text_2=[text, "rain"])
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            status, answer = await post(live, "/v1/score", text_1="rain", text_2=text, truncate_prompt_tokens=-1)
+            assert status == 200, answer
+            await post(live, "/v1/rerank", query="the cat", documents=["rain", "the dog", "a king"])
+    assert encoded.count("the cat") == 2, "once for each of the two models"
+    assert max(map(len, encoded)) < 30_000
+
+
 async def test_truncated_texts_keep_the_special_tokens_around_them(tmp_path: Path) -> None:
     reader = word_pieces()
     reader.save(str(write_tokenizer(tmp_path / "bert") / "tokenizer.json"))
@@ -354,64 +365,6 @@ async def test_prompts_are_logged_where_that_is_asked_for(tmp_path: Path, caplog
     async with live_server(tmp_path, embedder(), log_requests=True) as live:
         await embed(live, ["hello", "you"])
     assert "prompts ['hello', 'you'] answers []" in caplog.text
-
-
-async def test_a_client_that_leaves_aborts_its_prompts(live: Live) -> None:
-    live.engine.hold()
-    task = asyncio.create_task(live.http.post("/v1/embeddings", json={"input": ["a", "b"]}))
-    await live.engine.until(lambda: len(live.engine.requests) == 2)
-    task.cancel()
-    await live.engine.until(lambda: len(live.engine.aborted) == 2)
-    assert live.frontend.num_in_flight == 0
-    assert await live.metric('quire_requests_finished_total{finish_reason="abort"}') == 2
-
-
-async def test_failures_and_full_queues(tmp_path: Path) -> None:
-    engine = embedder()
-    async with live_server(tmp_path, engine, max_queue_size=2, max_num_seqs=1, queue_timeout=0.2) as live:
-        status, answer = await post(live, "/v1/embeddings", input=["a", "b", "c", "d"])
-        assert (status, answer["error"]["param"]) == (400, "input")
-        assert "the prompts are 4 sequences, but at most 3 can run and wait here" in answer["error"]["message"]
-        engine.hold()
-        waits = asyncio.create_task(post(live, "/v1/embeddings", input=["a", "b", "c"]))
-        await engine.until(lambda: len(engine.requests) == 3)
-        response = await live.http.post("/v1/embeddings", json={"input": "d"})
-        assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_full")
-        assert response.headers["retry-after"] == "1"
-        status, answer = await waits
-        assert (status, answer["error"]["code"]) == (503, "queue_timeout")
-        assert len(engine.aborted) == 3
-    engine = embedder()
-    async with live_server(tmp_path, engine) as live:
-        engine.hold()
-        waits = asyncio.create_task(post(live, "/v1/embeddings", input=["a", "b"]))
-        await engine.until(lambda: len(engine.requests) == 2)
-        engine.fail(engine.requests[1].request_id, "weights overflow")
-        status, answer = await waits
-        assert (status, answer["error"]["code"]) == (500, "engine_error")
-        assert engine.aborted == [engine.requests[0].request_id]
-        waits = asyncio.create_task(post(live, "/v1/embeddings", input="a"))
-        await engine.until(lambda: len(engine.requests) == 3)
-        engine.die("killed")
-        status, answer = await waits
-        assert (status, answer["error"]["code"]) == (500, "engine_dead")
-
-
-async def test_while_it_loads_and_drains(tmp_path: Path) -> None:
-    async with live_server(tmp_path, embedder(), attach=False) as live:
-        response = await live.http.post("/v1/embeddings", json={"input": "a"})
-        assert response.status_code == 503 and "retry-after" in response.headers
-        assert (await live.http.get("/v1/models/tiny")).json()["tasks"] is None
-    engine = embedder()
-    async with live_server(tmp_path, engine) as live:
-        engine.hold()
-        running = asyncio.create_task(post(live, "/v1/embeddings", input="a"))
-        await engine.until(lambda: engine.requests)
-        live.frontend.drain()
-        assert (await post(live, "/v1/embeddings", input="a"))[0] == 503
-        engine.release()
-        assert (await running)[0] == 200
-        await live.frontend.drained()
 
 
 async def test_keys_limits_ids_logs_and_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -215,6 +215,20 @@ async def test_a_case_has_its_status(server: Process, case: str) -> None:
     await healthy(server, before)
 
 
+@pytest.mark.parametrize("kib", [80, 96, 112, 128, 192])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_head_that_comes_whole_is_bounded_too(server: Process, kib: int, method: str) -> None:
+    """In whatever pieces the server reads it, one that holds all of it among them."""
+    before = await settled(server)
+    filler = "x-filler: " + "y" * (kib << 10)
+    sent = get("/version", filler) if method == "GET" else closing(BODY, filler)
+    said = await talk(server.port, sent)
+    assert status(said) in (431, 0), "0: the client was still writing, and lost the answer with the connection"
+    said = await talk(server.port, get("/version", "x-filler: " + "y" * (48 << 10)))
+    assert status(said) == 200, "this is within the bound"
+    await healthy(server, before)
+
+
 async def test_pipelined_requests_are_answered_in_order(server: Process) -> None:
     before = await settled(server)
     asked = [post(), b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n", post(b"{"), post(BODY, path="/nothing")] * 5

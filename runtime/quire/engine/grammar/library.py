@@ -27,6 +27,10 @@ _LIMITS = llguidance.LLParserLimits(step_lexer_fuel=100_000, step_max_items=20_0
 _SPECIAL = b"\xff"
 """The library's mark of tokens that are no text."""
 
+_NO_TEXT = "no text satisfies it"
+_DEAD = "NoExtensionBias"
+"""What the library says of a grammar that no text ever ends, such as a schema that is itself."""
+
 
 class GrammarError(ValueError):
     """The grammar cannot be built; the message is one line for the user."""
@@ -64,18 +68,18 @@ def compile_grammar(tokens: llguidance.LLTokenizer, request: Compile) -> llguida
     try:
         source = _source(request)
     except (ValueError, TypeError) as exc:
-        raise GrammarError(one_line(str(exc))) from None
+        raise GrammarError(_words(str(exc))) from None
     try:
         matcher = llguidance.LLMatcher(tokens, source, log_level=0, limits=_LIMITS)
     except (ValueError, TypeError) as exc:
-        raise GrammarError(place + one_line(str(exc))) from None
+        raise GrammarError(place + _words(str(exc))) from None
     # Much of the work waits for the first mask; it belongs to the compilation and to its limits.
     probe = matcher.deep_copy()
     mask = probe.compute_bitmask()
     if probe.is_error():
-        raise GrammarError(place + one_line(probe.get_error()))
+        raise GrammarError(place + _words(probe.get_error()))
     if not any(mask):
-        raise GrammarError("no text satisfies it")
+        raise GrammarError(_NO_TEXT)
     return matcher
 
 
@@ -108,6 +112,12 @@ def _source(request: Compile) -> str:
 def _literal(text: str) -> str:
     """A text as a string of the Lark language, which reads strings as JSON does."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def _words(message: str) -> str:
+    """What the library says of a grammar, as one line for the user."""
+    line = one_line(message)
+    return _NO_TEXT if line == _DEAD else line
 
 
 def one_line(message: str) -> str:

@@ -14,6 +14,7 @@ from quire.engine.budget import Budget, mib
 from quire.engine.core import EngineCore
 from quire.engine.determinism import require
 from quire.engine.device import budget_of, check_length, name_of
+from quire.engine.device_usage import DeviceUsage
 from quire.engine.pooling.core import PoolingCore
 from quire.engine.pooling.whole import EncoderRunner, WholePromptScheduler
 from quire.engine.stages import Stages
@@ -52,6 +53,7 @@ def build_encoder(
         )
         task: Literal["embed", "score"] = "embed" if description.head is None else "score"
         core = PoolingCore(scheduler, EncoderRunner(encoder), config, task)
+        core.usage = DeviceUsage(device)
     with stages.stage("warmup"):
         facts = core.warm_up()
     if config.deterministic:

@@ -1,6 +1,6 @@
 """Log probabilities in the shapes of the OpenAI API. Minus infinity, which JSON lacks, is -9999.
 
-Both cover the tokens of the answer's text; a token that ended it and is no part of the text has no entry.
+Both cover the tokens of the answer's text; a token that ended it and is no part of the text has no entry, but behind an echo.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class Step:
     reason: str | None
 
 
-async def follow(job: Job, reading: Reading) -> AsyncIterator[Step]:
-    """Everything that comes for the choices of a job, read; each ends with a reason."""
+async def follow(job: Job, reading: Reading, *, tells_end: bool = False) -> AsyncIterator[Step]:
+    """Everything that comes for the choices of a job, read; each ends with a reason. tells_end: as of a shape."""
     readers = [reading.reader() for _ in job.choices]
     async for piece in job:
         reader, ended = readers[piece.index], piece.finish_reason
@@ -46,7 +46,7 @@ async def follow(job: Job, reading: Reading) -> AsyncIterator[Step]:
         if reason is None and reader.enough:
             job.end(piece.index)
             reason = TOOL_CALLS
-        yield Step(piece.index, parts, of_text(piece), reason)
+        yield Step(piece.index, parts, piece.logprobs if tells_end else of_text(piece), reason)
 
 
 def told_reason(reason: FinishReason, reader: Reader) -> str:
@@ -65,6 +65,11 @@ class Shape(Protocol):
     @property
     def chunk_head(self) -> JSON:
         """The same for a chunk."""
+        ...
+
+    @property
+    def tells_end(self) -> bool:
+        """Whether a token that ended the text and is no part of it has log probabilities all the same."""
         ...
 
     def choice(self, index: int, message: Message, reason: str, logprobs: JSON | None) -> JSON:
@@ -93,7 +98,7 @@ async def collect(job: Job, shape: Shape, reading: Reading) -> JSON:
     messages = [Message() for _ in job.choices]
     entries: list[list[TokenLogprobs]] = [[] for _ in job.choices]
     reasons = [FinishReason.ABORT.value] * len(job.choices)
-    async for step in follow(job, reading):
+    async for step in follow(job, reading, tells_end=shape.tells_end):
         messages[step.index].add(step.parts)
         entries[step.index] += step.entries
         reasons[step.index] = step.reason or reasons[step.index]
@@ -112,7 +117,7 @@ async def stream(job: Job, shape: Shape, reading: Reading, *, include_usage: boo
     head = {**shape.chunk_head, **({"usage": None} if include_usage else {})}
     opened: set[int] = set()
     offsets = [0] * len(job.choices)
-    async for step in follow(job, reading):
+    async for step in follow(job, reading, tells_end=shape.tells_end):
         choice = job.choices[step.index]
         if step.index not in opened:
             opened.add(step.index)

@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from quire.outputs.reader import Reading
 from quire.server.answers.shapes import JSON, follow
-from quire.server.answers.streaming import event, openai_error
+from quire.server.answers.streaming import openai_error
 from quire.server.anthropic.body import CountBody, MessagesBody
 from quire.server.anthropic.writer import MessageWriter
-from quire.server.ask import conversation_ask, run
+from quire.server.ask import conversation_ask, run_told
 from quire.server.bodies.prompts import conversation_prompt, tools_of
 from quire.server.bodies.reading import post
 from quire.server.errors import anthropic_form
@@ -32,23 +32,14 @@ def router(frontend: Frontend) -> APIRouter:
         writer = MessageWriter(frontend.check_model(body.model, GENERATE))
         ask = await conversation_ask(frontend, body)
 
-        async def whole(job: Job) -> JSON:
-            async for _ in _told(job, ask.reading, writer):
-                pass
-            return writer.message
-
-        async def events(job: Job) -> AsyncGenerator[bytes, None]:
-            async for one in _told(job, ask.reading, writer):
-                yield event(one, one["type"])
-
         def failure(exc: BaseException, request_id: str) -> Mapping[str, Any]:
             return anthropic_form(openai_error(exc, request_id), request_id)
 
-        return await run(
+        return await run_told(
             request,
             ask.opener(frontend, body),
-            whole,
-            events,
+            lambda job: _told(job, ask.reading, writer),
+            lambda: writer.message,
             streamed=bool(body.stream),
             headers={"request-id": request.state.request_id},
             describe=failure,
@@ -56,7 +47,7 @@ def router(frontend: Frontend) -> APIRouter:
 
     @post(routes, "/v1/messages/count_tokens", CountBody)
     async def count_tokens(request: Request, body: CountBody) -> Response:
-        frontend.check_model(body.model)
+        frontend.check_model(body.model, GENERATE)
         prompt = await conversation_prompt(frontend, body, await tools_of(body))
         return JSONResponse({"input_tokens": len(prompt.token_ids)})
 

@@ -6,6 +6,7 @@ taken for a secret (algorithm confusion), and `none` is no algorithm.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import Any
 
 import jwt
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
 ALGORITHMS = frozenset({"HS256", "RS256", "ES256"})
 MAX_KEYS = 100
@@ -46,10 +48,14 @@ def matching(keys: Sequence[VerifyKey], algorithm: str, key_id: str | None) -> l
 def keys_of_file(text: str) -> list[VerifyKey]:
     """A JWKS or one JWK (`{`), a public key or a certificate in PEM, or a secret. Raises BadKeysError."""
     text = text.strip()
-    if text.startswith("{"):
+    if text.startswith(("{", "[")):
         return keys_of_jwks(text, secrets=True)
     if "-----BEGIN" in text or text.startswith("ssh-"):  # a secret never looks so: no broken public key becomes one
         return [_public(_loaded(text))]
+    if _is_bare(text):
+        raise BadKeysError(
+            "it is a public key or certificate without its lines -----BEGIN … and -----END …: put them around it"
+        )
     return [VerifyKey("HS256", _secret(text.encode()))]
 
 
@@ -100,6 +106,21 @@ def _loaded(text: str) -> object:
         return load_pem_public_key(text.encode())
     except ValueError:
         raise BadKeysError("it is no public key in PEM form") from None
+
+
+def _is_bare(text: str) -> bool:
+    """Whether it is what stands between the lines of a PEM file, as issuers show it: anybody may know that, so it is no secret."""
+    try:
+        data = base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        return False
+    for load in (load_der_public_key, x509.load_der_x509_certificate):
+        try:
+            load(data)
+        except (ValueError, UnsupportedAlgorithm):
+            continue
+        return True
+    return False
 
 
 def _secret(secret: bytes) -> bytes:

@@ -10,5 +10,5 @@ class Chat(Conversation, Sampling):
     """A conversation that is answered."""
 
     @property
-    def truncated(self) -> bool:
-        return self.truncate_prompt_tokens is not None
+    def truncated(self) -> int | None:
+        return self.truncate_prompt_tokens

@@ -128,9 +128,9 @@ class Conversation(Templated):
         return {**known, **super().template_variables}
 
     @property
-    def truncated(self) -> bool:
-        """The prompt will be cut, so that its length is no reason to refuse it."""
-        return False
+    def truncated(self) -> int | None:
+        """How many tokens at its end the prompt will be cut to (-1: what the model takes); None: its length is a reason to refuse it."""
+        return None
 
     def turns(self) -> Sequence[ChatMessage]:
         """The conversation; raises RequestError that names the field."""

@@ -71,8 +71,9 @@ class Fields(BaseModel):
 
     def _inner(self) -> Iterator[tuple[str, Fields]]:
         """The objects inside and their places. Of lists whose items are passed on, none: there may be many."""
-        for name in self.model_fields_set:
-            value = getattr(self, name, None)
+        given = self.model_fields_set  # unknown ones too, which may be a hundred thousand
+        for name in type(self).model_fields:
+            value = getattr(self, name) if name in given else None
             if isinstance(value, Fields):
                 yield name, value
             elif isinstance(value, list) and value and isinstance(value[0], Fields) and not value[0].PASSED_ON:

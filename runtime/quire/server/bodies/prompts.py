@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from quire.errors import RequestError
@@ -31,7 +30,7 @@ async def completion_prompts(frontend: Frontend, body: Prompted) -> list[list[in
     """Token ids of every prompt of a completion; raises RequestError."""
     match body.prompt:
         case str(text):
-            return [await encode(frontend, text, truncated=body.truncate_prompt_tokens is not None)]
+            return [await encode(frontend, text, truncated=body.truncate_prompt_tokens)]
         case []:
             raise RequestError("prompt must not be empty", param="prompt", code="invalid_value")
         case [int(), *_]:
@@ -43,7 +42,7 @@ async def completion_prompts(frontend: Frontend, body: Prompted) -> list[list[in
             code="invalid_value",
         )
     return [
-        await encode(frontend, prompt, truncated=body.truncate_prompt_tokens is not None)
+        await encode(frontend, prompt, truncated=body.truncate_prompt_tokens)
         if isinstance(prompt, str)
         else await given_ids(frontend, prompt)  # type: ignore[arg-type]
         for prompt in body.prompt
@@ -51,16 +50,28 @@ async def completion_prompts(frontend: Frontend, body: Prompted) -> list[list[in
 
 
 async def encode(
-    frontend: Frontend, text: str, *, add_special_tokens: bool = True, truncated: bool = False
+    frontend: Frontend, text: str, *, add_special_tokens: bool = True, truncated: int | None = None
 ) -> list[int]:
-    """Ids of a raw prompt. truncated: it will be cut, so that its length is no reason to refuse it."""
-    tokenizer = frontend.tokenizer
-    text = await checked_text(frontend, text, "prompt", truncated=truncated)
-    return await beside(len(text), partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
+    """Ids of a raw prompt. truncated: how many tokens at its end are used, where it will be cut (-1: what the model takes), so that its
+    length is no reason to refuse it."""
+    tokenizer, keep = frontend.tokenizer, _used(frontend, truncated)
+    text = await checked_text(frontend, text, "prompt", truncated=keep is not None)
+
+    def run() -> list[int]:
+        end = text if keep is None else tokenizer.end(text, keep)
+        return tokenizer.encode(end, add_special_tokens=add_special_tokens)
+
+    return await beside(len(text), run)
+
+
+def _used(frontend: Frontend, truncated: int | None) -> int | None:
+    """How many tokens of a prompt that will be cut are used at most; None where the cut leaves too many for the model anyhow."""
+    limit = frontend.ready.max_model_len
+    return limit if truncated == -1 else truncated if truncated is not None and 1 <= truncated <= limit else None
 
 
 async def checked_text(frontend: Frontend, text: str, param: str, *, truncated: bool = False) -> str:
-    """A text that may be encoded, as the filters leave it. truncated: see `encode`. Raises RequestError."""
+    """A text that may be encoded, as the filters leave it. truncated: only a part of it will be. Raises RequestError."""
     if not truncated:
         _check_size(frontend, frontend.tokenizer, len(text), param)
     return await frontend.filters.prompt(text, param)
@@ -87,9 +98,10 @@ async def encode_chat(
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
-    truncated: bool = False,
+    truncated: int | None = None,
 ) -> ChatPrompt:
-    """A conversation as a prompt. truncated: it will be cut, so that its length is no reason to refuse it."""
+    """A conversation as a prompt. truncated: see `encode`."""
+    keep = _used(frontend, truncated)
     tokenizer, limit = frontend.tokenizer, frontend.ready.max_model_len
     if len(messages) > limit:  # no template writes a message without a token
         raise too_long(f"there are {len(messages)} messages", limit, "messages")
@@ -102,13 +114,14 @@ async def encode_chat(
 
     def run() -> ChatPrompt:
         plain = [_plain(message, i, tokenizer) for i, message in enumerate(messages)]
-        if not truncated:
+        if keep is None:
             _check_size(frontend, tokenizer, sum(map(_size, plain)), "messages")
         offered: Sequence[Mapping[str, Any]] | None = None
         if tools or any(message.get("tool_calls") or message["role"] == "tool" for message in plain):
             plain, offered = adapted(habits_of(tokenizer.chat), plain, tools)
         text, ids = tokenizer.chat_prompt(
             plain,
+            keep=keep,
             tools=offered,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -116,7 +129,12 @@ async def encode_chat(
         )
         return ChatPrompt(ids, text[-END_CHARS:])
 
-    short = not tools and len(messages) < 100 and sum(_roughly(message) for message in messages) < IN_THREAD_CHARS
+    short = (
+        not tools
+        and len(messages) < 100
+        and _plain_values(variables or {})
+        and sum(_roughly(message) for message in messages) < IN_THREAD_CHARS
+    )
     return run() if short else await asyncio.to_thread(run)
 
 
@@ -226,6 +244,11 @@ def _roughly(message: ChatMessage) -> int:
     if message.tool_calls or isinstance(message.content, list):
         return IN_THREAD_CHARS
     return len(message.content or "")
+
+
+def _plain_values(variables: Mapping[str, Any]) -> bool:
+    """Whether there is nothing in them to walk through."""
+    return not any(isinstance(value, list | dict) for value in variables.values())
 
 
 def _joined(message: dict[str, Any]) -> dict[str, Any]:

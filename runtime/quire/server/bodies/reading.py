@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from quire.errors import RequestError
+from quire.server.bodies.amount import check_amount
 from quire.server.bodies.fields import MOST_NAMED, Body
 
 IN_THREAD_BYTES = 200_000
@@ -46,7 +47,7 @@ def post(routes: APIRouter, path: str, model: type[SomeBody]) -> Callable[[Handl
 
 
 async def read_body(request: Request, model: type[SomeBody]) -> SomeBody:
-    """The body as `model`; raises ValidationError or RequestError, which both become a 400."""
+    """The body as `model`; raises ValidationError or RequestError."""
     data = await request.body()
     try:
         data.decode("utf-8")
@@ -54,7 +55,12 @@ async def read_body(request: Request, model: type[SomeBody]) -> SomeBody:
         raise RequestError(f"the body is not valid UTF-8 (byte {exc.start})", code="invalid_json") from None
     if len(data) < IN_THREAD_BYTES:
         return model.model_validate_json(data)
-    return await asyncio.to_thread(model.model_validate_json, data)
+
+    def read() -> SomeBody:
+        check_amount(data)
+        return model.model_validate_json(data)
+
+    return await asyncio.to_thread(read)
 
 
 def bodies_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, type[Body]]]:

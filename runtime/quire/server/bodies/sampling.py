@@ -29,6 +29,8 @@ class Sampling(Formats):
         "store": "nothing is stored",
         "service_tier": "there is one",
         "safety_identifier": "nothing is counted or kept for it",
+        "prompt_cache_key": "prefixes are always cached; cache_salt keeps them apart",
+        "prompt_cache_retention": "prefixes stay cached as long as there is room",
     }
 
     model: str | None = Field(None, description="the served name; default: the first one")

@@ -1,7 +1,7 @@
 """The edge to the network: the socket, uvicorn's settings, and clients that neither send nor read.
 
-uvicorn bounds neither the head of a request nor the trailers behind its body; here they have `MAX_HEAD_BYTES`, more or less, and beyond
-that 431. It stops handing data to a connection whose client does not read (64 KiB wait in this process, then its answer waits too), but
+uvicorn bounds neither the head of a request nor the trailers behind its body; here they have `MAX_HEAD_BYTES`, give or take `SLICE_BYTES`,
+and beyond that 431. It stops handing data to a connection whose client does not read (64 KiB wait in this process, then its answer waits too), but
 waits for ever; and a client may take for ever to send a request. Both are cut here after `client_timeout_s`, which ends their requests
 as if they had left.
 """
@@ -30,6 +30,8 @@ CLOSE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
 MAX_HEAD_BYTES = 64 << 10
+SLICE_BYTES = 8 << 10
+"""What is parsed at a time. A read brings up to 256 KiB, in which a head of any length could begin and end unseen."""
 
 
 def listen(config: ServeConfig) -> socket.socket:
@@ -90,13 +92,16 @@ class PatientProtocol(HttpToolsProtocol):
     # --- the client sends ---
 
     def data_received(self, data: bytes) -> None:
-        self._held_bytes += len(data)  # what moves the request on puts it to 0 again
-        super().data_received(data)
-        if self.transport.is_closing():
-            return
-        if self._held_bytes > MAX_HEAD_BYTES:
-            self._refuse_head()
-        elif self._reading is None and self.timeout_keep_alive_task is None and self.cycle.response_complete:
+        for start in range(0, len(data), SLICE_BYTES):
+            part = data[start : start + SLICE_BYTES]
+            self._held_bytes += len(part)  # what moves the request on puts it to 0 again
+            super().data_received(part)
+            if self.transport.is_closing():
+                return
+            if self._held_bytes > MAX_HEAD_BYTES:
+                self._refuse_head()
+                return
+        if self._reading is None and self.timeout_keep_alive_task is None and self.cycle.response_complete:
             self._await_request()  # line ends between requests: they ended uvicorn's wait, and begin nothing
 
     def _refuse_head(self) -> None:

@@ -22,6 +22,7 @@ from quire.metrics import EngineMetrics
 from quire.models.generation_config import SamplingDefaults
 from quire.outputs.choice import Choice, choices_of, requests_of
 from quire.request import AddRequest, EngineReady, FinishReason, PoolRequest, SamplingParams, StepOutputs, StepStats
+from quire.server.flight.admission import check_sequences, queue_full
 from quire.server.flight.engine import Engine
 from quire.server.flight.filtering import FilteredAnswer, load_filters
 from quire.server.flight.jobs import Job
@@ -63,7 +64,8 @@ class Frontend:
         self.defaults = SamplingDefaults()
         self._tokenizer: Tokenizer | None = None
         self._engine: Engine | None = None
-        self._choices: dict[str, tuple[AnyWork, Any]] = {}
+        self._jobs: dict[AnyWork, None] = {}  # in the order in which they came
+        self._choices: dict[str, tuple[AnyWork, Any]] = {}  # those that the engine has, by request id
         self._last_sign_s = clock()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -113,8 +115,7 @@ class Frontend:
     def die(self, error: QuireError) -> None:
         """Nothing more will come from the engine."""
         self.state, self.error = State.DEAD, error
-        for job in self._jobs():
-            job.fail(error)
+        self.cut(error)
 
     def drain(self) -> None:
         """Take nothing new; what runs goes on."""
@@ -127,17 +128,18 @@ class Frontend:
 
     def cut(self, error: QuireError) -> None:
         """Fail everything that is still in flight."""
-        for job in self._jobs():
+        for job in self._jobs:
             job.fail(error)
 
     @property
     def num_in_flight(self) -> int:
+        """Sequences that the engine has."""
         return len(self._choices)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that have not been scheduled yet, as far as is known here."""
-        return sum(not choice.scheduled for _, choice in self._choices.values())
+        """Requests with which the engine has not begun, as far as is known here."""
+        return sum(not job.begun for job in self._jobs)
 
     @property
     def alive(self) -> bool:
@@ -145,7 +147,7 @@ class Frontend:
         if self.state is State.DEAD:
             return False
         silence_s = self._clock() - self._last_sign_s
-        return not self._choices or silence_s < self.config.liveness_timeout
+        return not self._jobs or silence_s < self.config.liveness_timeout
 
     def drop(self, reason: str) -> None:
         """Count a request that was refused before it came here."""
@@ -207,21 +209,19 @@ class Frontend:
             filtered=self._filtered(choices),
         )
         requests = requests_of(choices, arrival_s=job.arrival_s, priority=priority, cache_salt=cache_salt)
-        async with self.in_flight(job, requests, engine):
+        async with self.in_flight(job, engine):
+            await self.hand_over(engine, job, choices, requests)
             yield job
 
     @asynccontextmanager
-    async def in_flight(
-        self, job: AnyWork, requests: Sequence[AddRequest | PoolRequest], engine: Engine
-    ) -> AsyncIterator[None]:
-        """Hand a job's requests over to the engine that `admit` gave, and bring it what is reported; at the end it is forgotten."""
-        if not self._choices:
+    async def in_flight(self, job: AnyWork, engine: Engine) -> AsyncIterator[None]:
+        """As long as this lasts a job may hand sequences over to the engine that `admit` gave, and is brought what is reported; at the end
+        it is forgotten."""
+        if not self._jobs:
             self._last_sign_s = self._clock()  # silence counts only while there is work
-        for choice in job.choices:
-            self._choices[choice.request_id] = (job, choice)
+        self._jobs[job] = None
         self._idle.clear()
         try:
-            await self._hand_over(engine, requests)
             yield
         except OverloadedError as exc:
             self.metrics.dropped(exc.reason)
@@ -229,8 +229,12 @@ class Frontend:
         finally:
             self._release(job, engine)
 
-    async def _hand_over(self, engine: Engine, requests: Iterable[AddRequest | PoolRequest]) -> None:
-        """An engine that takes nothing more does not make its clients wait longer than a full queue would."""
+    async def hand_over(
+        self, engine: Engine, job: AnyWork, choices: Sequence[Any], requests: Iterable[AddRequest | PoolRequest]
+    ) -> None:
+        """Give sequences of a job in flight to the engine, by these requests. An engine that takes nothing more does not make its clients
+        wait longer than a full queue would: OverloadedError."""
+        self._choices.update((choice.request_id, (job, choice)) for choice in choices)
         try:
             async with asyncio.timeout(self.config.queue_timeout):
                 for request in requests:
@@ -242,12 +246,18 @@ class Frontend:
                 retry_after_s=RETRY_LOADING_S,
             ) from None
 
+    def settled(self, request_id: str) -> None:
+        """A sequence has ended before its job: nothing more is known of it here."""
+        self._choices.pop(request_id, None)
+
     def _release(self, job: AnyWork, engine: Engine) -> None:
         """Forget a job; what had not ended is aborted in the engine, also while this task is being cancelled."""
         left = job.unfinished
+        there = [choice.request_id for choice in left if choice.request_id in self._choices]
         for choice in job.choices:
             self._choices.pop(choice.request_id, None)
-        if not self._choices:
+        self._jobs.pop(job, None)
+        if not self._jobs:
             self._idle.set()
         self._log_texts(job)
         if not left:
@@ -255,7 +265,8 @@ class Frontend:
         reason = FinishReason.ERROR if self.state is State.DEAD else FinishReason.ABORT
         for choice in left:
             job.finish(choice, reason)
-        self.abort(engine, [choice.request_id for choice in left])
+        if there:
+            self.abort(engine, there)
 
     def abort(self, engine: Engine, request_ids: list[str]) -> None:
         """Tell the engine to forget sequences. Nobody waits for it: an engine that does not listen holds no answer back."""
@@ -300,32 +311,19 @@ class Frontend:
         fields = {"prompts": texts, "answers": job.texts}
         _requests_log.info("prompts %r answers %r", texts, job.texts, extra={"fields": fields})
 
-    def admit(self, count: int, what: str = "prompts times n", param: str = "n") -> Engine:
-        """The engine, where so many sequences may wait now. what, param: who brings them. Raises OverloadedError, or RequestError where so
-        many never may."""
+    def admit(self, num_sequences: int) -> Engine:
+        """The engine, where a request of so many sequences may come now. Raises OverloadedError, or RequestError where so many never may."""
         if self.state is not State.READY or self._engine is None:
             error = self._not_ready()
             if isinstance(error, OverloadedError):
                 self.metrics.dropped(error.reason)
             raise error
-        most = self.config.max_queue_size + self.config.max_num_seqs
-        if count > most:
-            raise RequestError(
-                f"{what} are {count} sequences, but at most {most} can run and wait here "
-                "(--max-num-seqs and --max-queue-size)",
-                param=param,
-                code="invalid_value",
-            )
-        scheduled = self.num_in_flight - self.num_waiting
+        check_sequences(num_sequences)
         engine_has_queue = self.stats is not None and self.stats.num_waiting > 0
-        free = 0 if engine_has_queue else max(0, self.config.max_num_seqs - scheduled)
-        if self.num_waiting + count > self.config.max_queue_size + free:
+        full = queue_full(self._jobs, len(self._choices), num_sequences, self.config, engine_has_queue=engine_has_queue)
+        if full is not None:
             self.metrics.dropped("queue_full")
-            raise OverloadedError(
-                f"the queue is full: {self.num_waiting} requests wait, --max-queue-size is {self.config.max_queue_size}",
-                reason="queue_full",
-                retry_after_s=RETRY_FULL_S,
-            )
+            raise OverloadedError(full, reason="queue_full", retry_after_s=RETRY_FULL_S)
         return self._engine
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -349,6 +347,3 @@ class Frontend:
             if found is not None:
                 found[0].deliver(found[1], delta)
         self.metrics.step(report.stats)
-
-    def _jobs(self) -> list[AnyWork]:
-        return list({id(job): job for job, _ in self._choices.values()}.values())

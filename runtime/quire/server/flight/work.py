@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -34,9 +34,11 @@ class One(Indexed, Protocol):
     """A sequence of the engine."""
 
     request_id: str
-    prompt_token_ids: list[int]
     scheduled: bool
     finish_reason: FinishReason | None
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]: ...
 
     @property
     def prompt_index(self) -> int:
@@ -68,6 +70,9 @@ class Work(ABC, Generic[Own]):
         self.choices = choices
         self.arrival_s = time.monotonic()
         self.first_token_s: float | None = None
+        self.num_scheduled = 0
+        """Sequences that the engine has told of."""
+        self._ended: set[int] = set()
         self.texts: list[str] | None = None
         self._metrics = metrics
         self._abort = abort
@@ -84,6 +89,16 @@ class Work(ABC, Generic[Own]):
         """Tokens that the engine has worked on for it."""
 
     @property
+    def begun(self) -> bool:
+        """The engine works on it, or has: it waits no more in the sense of `--max-queue-size` and `--queue-timeout`."""
+        return self.num_scheduled > 0
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that the engine has not ended; of those that it has the last words may still wait here for a slow reader."""
+        return len(self.choices) - len(self._ended)
+
+    @property
     def unfinished(self) -> list[Own]:
         return [choice for choice in self.choices if choice.finish_reason is None]
 
@@ -96,9 +111,12 @@ class Work(ABC, Generic[Own]):
         """A report of the engine. Times are taken here, before anything can wait."""
         metrics = self._metrics
         if choice.see(delta):
+            self.num_scheduled += 1
             if delta.queue_s is not None:
                 metrics.observe(metrics.queue_time, delta.queue_s)
             metrics.count(metrics.prompt_tokens, len(choice.prompt_token_ids))
+        if delta.finish_reason is not None:
+            self._ended.add(choice.index)
         self._reports.put(choice, delta)
 
     def fail(self, error: QuireError) -> None:
@@ -107,6 +125,7 @@ class Work(ABC, Generic[Own]):
 
     def finish(self, choice: Own, reason: FinishReason) -> None:
         """Book the end of a choice."""
+        self._ended.add(choice.index)
         choice.finish_reason = reason
         self._metrics.finished(reason.value)
         self._metrics.observe(self._metrics.prompt_length, len(choice.prompt_token_ids))
@@ -114,7 +133,7 @@ class Work(ABC, Generic[Own]):
 
     async def _next(self) -> tuple[Own, TokenDelta]:
         """The next report; raises OverloadedError where none of it was scheduled in time."""
-        if any(choice.scheduled for choice in self.choices):
+        if self.begun:
             return await self._reports.get()
         try:
             async with asyncio.timeout(self.arrival_s + self._queue_timeout_s - time.monotonic()):

@@ -31,6 +31,10 @@ class ChatShape:
     def chunk_head(self) -> JSON:
         return {**self.head, "object": "chat.completion.chunk"}
 
+    @property
+    def tells_end(self) -> bool:
+        return False
+
     def choice(self, index: int, message: Message, reason: str, logprobs: JSON | None) -> JSON:
         said: JSON = {"role": "assistant", "content": message.text, "refusal": None}
         if message.reasoning:

@@ -33,6 +33,11 @@ class CompletionShape:
     def chunk_head(self) -> JSON:
         return self.head
 
+    @property
+    def tells_end(self) -> bool:
+        # Who scores a text takes the entries of generated tokens off again, by their number.
+        return self.echoes is not None
+
     def choice(self, index: int, message: Message, reason: str, logprobs: JSON | None) -> JSON:
         return {"index": index, "text": message.text, "logprobs": logprobs, "finish_reason": reason}
 

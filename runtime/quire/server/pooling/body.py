@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from quire.errors import RequestError
 from quire.server.bodies.fields import Body, Fields, Refused
@@ -51,11 +52,11 @@ class EmbeddingBody(PoolingBody):
     PROMPT_FIELD: ClassVar[str] = "input"
 
     input: Prompt = Field(description="a text, texts, token ids or lists of token ids")
-    encoding_format: Literal["float", "base64"] = Field(
-        "float", description="base64: of float32, in little-endian order"
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="float (the default), or base64: of float32, in little-endian order"
     )
     dimensions: int | None = Field(None, description="how many numbers a vector is to have, normalised anew")
-    add_special_tokens: bool = Field(True, description="false: the prompt as it is")
+    add_special_tokens: bool | None = Field(None, description="false: the prompt as it is")
 
     def inputs(self) -> list[str | list[int]]:
         """One for each vector; raises RequestError where there is none, or there are too many."""
@@ -111,7 +112,13 @@ class Document(Fields):
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, value: Any) -> Any:
-        return {"text": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"text": value}
+        if not isinstance(value, (dict, Document)):
+            raise PydanticCustomError(
+                "document", "input should be a text, or an object with its text in the field text"
+            )
+        return value
 
 
 _DOCUMENTS = {
@@ -139,7 +146,7 @@ class RerankBody(PoolingBody):
         description="texts, or objects with a text"
     )
     top_n: int | None = Field(None, description="how many come back, the nearest first; 0 is all")
-    return_documents: bool = Field(True, description="with their texts")
+    return_documents: bool | None = Field(None, description="with their texts, unless false")
 
     def texts(self) -> list[str]:
         """Of the documents; raises RequestError."""

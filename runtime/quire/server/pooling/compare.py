@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import mul
+
+from tokenizers import Encoding
 
 from quire.server.bodies.prompts import beside, checked_text
 from quire.server.flight.frontend import Frontend
 from quire.server.pooling.job import Prompt
-from quire.server.pooling.prompts import check_length, prompts_of
+from quire.server.pooling.prompts import check_fits, check_length, prompts_of
 from quire.server.pooling.vectors import numbers_of
 
 
@@ -27,10 +30,11 @@ class Comparison:
         if self.pairs is None:
             return [score for (score,) in numbers]
         lengths = [math.sqrt(sum(map(mul, one, one))) or 1.0 for one in numbers]
-        return [
+        cosines = (
             sum(map(mul, numbers[first], numbers[second])) / (lengths[first] * lengths[second])
             for first, second in self.pairs
-        ]
+        )
+        return [max(-1.0, min(1.0, one)) for one in cosines]  # rounding goes beyond
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,19 @@ async def _pairs(frontend: Frontend, first: Side, second: Side, lefts: Sequence[
         ]
         for side in (first, second)
     ]
-    encode = frontend.tokenizer.encode_pair
-    num_chars = sum(len(ones[left]) for left in lefts) + sum(map(len, others))
-    found = await beside(
-        num_chars, lambda: [encode(ones[left], other, keep=keep) for left, other in zip(lefts, others, strict=True)]
-    )
-    for (ids, _), name in zip(found, second.names, strict=True):
-        check_length(frontend, ids, name)
-    return [Prompt(ids, kinds) for ids, kinds in found]
+    tokenizer = frontend.tokenizer
+
+    @lru_cache(maxsize=2)  # a query stays for all its documents
+    def part(text: str) -> Encoding:
+        return tokenizer.part(text if keep is None else tokenizer.beginning(text, keep))
+
+    def run() -> Iterator[Prompt]:
+        for left, other, name in zip(lefts, others, second.names, strict=True):
+            one = part(ones[left])
+            if keep is None:
+                check_fits(frontend, one.ids, first.names[left])
+            ids, kinds = tokenizer.pair(one, part(other), keep=keep)
+            check_length(frontend, ids, name)
+            yield Prompt.of(ids, kinds)
+
+    return await beside(sum(map(len, ones)) + sum(map(len, others)), lambda: list(run()))

@@ -5,14 +5,12 @@ What is cut off is the end, as a text's beginning says most about it; the specia
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from quire.errors import RequestError
 from quire.server.bodies.prompts import beside, checked_text, given_ids, too_long
 from quire.server.flight.frontend import Frontend
 from quire.server.pooling.job import Prompt
-
-Encode = Callable[[str], list[int]]
 
 
 async def prompts_of(
@@ -25,7 +23,7 @@ async def prompts_of(
 ) -> list[Prompt]:
     """A prompt for each. keep: tokens that are used of it; None: all. names: of the fields they come from. Raises RequestError that names
     the field."""
-    encode = frontend.tokenizer.encode
+    tokenizer = frontend.tokenizer
     checked = [
         await checked_text(frontend, given, name, truncated=keep is not None)
         if isinstance(given, str)
@@ -36,23 +34,33 @@ async def prompts_of(
     def encoded(given: str | list[int]) -> list[int]:
         if not isinstance(given, str):
             return given[:keep]
-        ids = encode(given, add_special_tokens=add_special_tokens)
+        if keep is not None:
+            given = tokenizer.beginning(given, keep)
+        ids = tokenizer.encode(given, add_special_tokens=add_special_tokens)
         if keep is None or len(ids) <= keep:
             return ids
-        return cut(ids, encode(given, add_special_tokens=False), keep)
+        return cut(ids, tokenizer.encode(given, add_special_tokens=False), keep)
+
+    def run() -> Iterator[Prompt]:
+        for given, name in zip(checked, names, strict=True):
+            ids = encoded(given)
+            check_length(frontend, ids, name)
+            yield Prompt.of(ids)
 
     num_chars = sum(len(given) for given in checked if isinstance(given, str))
-    found = await beside(num_chars, lambda: [encoded(given) for given in checked])
-    for ids, name in zip(found, names, strict=True):
-        check_length(frontend, ids, name)
-    return [Prompt(ids, []) for ids in found]
+    return await beside(num_chars, lambda: list(run()))
 
 
 def check_length(frontend: Frontend, ids: Sequence[int], name: str) -> None:
-    """Raises RequestError where the model cannot take so many tokens."""
-    limit = frontend.ready.max_model_len
+    """Raises RequestError where there are no tokens, or more than the model takes."""
     if not ids:
         raise RequestError(f"{name} must not be empty", param=name, code="invalid_value")
+    check_fits(frontend, ids, name)
+
+
+def check_fits(frontend: Frontend, ids: Sequence[int], name: str) -> None:
+    """Raises RequestError where the model cannot take so many tokens."""
+    limit = frontend.ready.max_model_len
     if len(ids) > limit:
         raise too_long(f"{name} has {len(ids)} tokens", limit, name)
 

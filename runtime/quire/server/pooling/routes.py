@@ -38,7 +38,7 @@ def router(frontend: Frontend) -> APIRouter:
             inputs,
             body.kept(frontend.ready.max_model_len),
             names=numbered("input", len(inputs)),
-            add_special_tokens=body.add_special_tokens,
+            add_special_tokens=body.add_special_tokens is not False,
         )
 
         async def shown(job: PoolJob) -> JSON:
@@ -52,7 +52,7 @@ def router(frontend: Frontend) -> APIRouter:
                 "usage": usage_of(job),
             }
 
-        return await pooled(request, frontend, body, prompts, shown, param="input")
+        return await pooled(request, frontend, body, prompts, shown)
 
     @post(routes, "/v1/score", ScoreBody)
     async def score(request: Request, body: ScoreBody) -> Response:
@@ -71,7 +71,7 @@ def router(frontend: Frontend) -> APIRouter:
                 "usage": usage_of(job),
             }
 
-        return await pooled(request, frontend, body, compared.prompts, shown, param="text_2")
+        return await pooled(request, frontend, body, compared.prompts, shown)
 
     @post(routes, "/v1/rerank", RerankBody)
     async def rerank(request: Request, body: RerankBody) -> Response:
@@ -88,12 +88,12 @@ def router(frontend: Frontend) -> APIRouter:
             scores = compared.scores(await job.vectors())
             ranked = sorted(range(len(scores)), key=lambda place: -scores[place])[:count]
             results: list[JSON] = [{"index": place, "relevance_score": scores[place]} for place in ranked]
-            if body.return_documents:
+            if body.return_documents is not False:
                 for one in results:
                     one["document"] = {"text": texts[one["index"]]}
             return {"id": new_id("rerank"), "model": model, "results": results, "usage": usage_of(job)}
 
-        return await pooled(request, frontend, body, compared.prompts, shown, param="documents")
+        return await pooled(request, frontend, body, compared.prompts, shown)
 
     return routes
 
@@ -117,15 +117,13 @@ async def pooled(
     body: PoolingBody,
     prompts: Sequence[Prompt],
     shown: Callable[[PoolJob], Awaitable[JSON]],
-    *,
-    param: str,
 ) -> Response:
     """Run prompts and answer; all is given up when the client leaves."""
     priority = checked_priority(body.priority, policy=frontend.config.scheduler_policy)
     salt = checked_salt(body.cache_salt)
 
     async def work() -> JSON:
-        async with pool_job(frontend, prompts, param=param, priority=priority, cache_salt=salt) as job:
+        async with pool_job(frontend, prompts, priority=priority, cache_salt=salt) as job:
             request.state.job = job  # for the access log
             return await shown(job)
 

@@ -22,6 +22,6 @@ def shortened(vector: bytes, size: int, *, normalised: bool) -> bytes:
     return struct.pack(f"<{size}f", *(number / (length or 1.0) for number in numbers))
 
 
-def told(vector: bytes, encoding: str) -> str | tuple[float, ...]:
+def told(vector: bytes, encoding: str | None) -> str | tuple[float, ...]:
     """As a field of an answer: a list of numbers, or their bytes in base64."""
     return base64.b64encode(vector).decode("ascii") if encoding == "base64" else numbers_of(vector)

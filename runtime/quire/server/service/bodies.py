@@ -26,7 +26,7 @@ class TokenizeBody(WithTools, Templated):
     model: str | None = Field(None, description="the served name; default: the first one")
     prompt: str | None = Field(None, description="a text; either this or messages")
     messages: list[ChatMessage] | None = Field(None, description="the conversation")
-    add_special_tokens: bool = Field(True, description="false: no begin token in front of prompt")
+    add_special_tokens: bool | None = Field(None, description="false: no begin token in front of prompt")
     return_token_strs: bool = Field(False, description="the spelling of each token too")
 
 

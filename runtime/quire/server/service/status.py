@@ -32,7 +32,7 @@ def router(frontend: Frontend) -> APIRouter:
 
     @routes.get("/load")
     async def load() -> dict[str, Any]:
-        """What a load balancer wants to know; counts are of sequences."""
+        """What a load balancer wants to know: requests that wait; of others, sequences."""
         stats = frontend.stats
         return {
             "state": frontend.state.value,

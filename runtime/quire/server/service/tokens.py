@@ -9,10 +9,11 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from quire.errors import RequestError
-from quire.server.bodies.prompts import checked_ids, encode, encode_chat, tools_of
+from quire.server.bodies.prompts import beside, checked_ids, encode, encode_chat, too_long, tools_of
 from quire.server.bodies.reading import post
 from quire.server.flight.frontend import Frontend
 from quire.server.service.bodies import DetokenizeBody, TokenizeBody
+from quire.server.tasks import GENERATE
 
 
 def router(frontend: Frontend) -> APIRouter:
@@ -25,8 +26,9 @@ def router(frontend: Frontend) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("exactly one of prompt and messages is needed", param="prompt", code="invalid_value")
         if body.prompt is not None:
-            tokens = await encode(frontend, body.prompt, add_special_tokens=body.add_special_tokens)
+            tokens = await encode(frontend, body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
+            frontend.check_model(body.model, GENERATE)  # others have no chat template
             prompt = await encode_chat(
                 frontend,
                 body.messages or [],
@@ -48,7 +50,13 @@ def router(frontend: Frontend) -> APIRouter:
     @post(routes, "/detokenize", DetokenizeBody)
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         frontend.check_model(body.model)
+        limit = frontend.ready.max_model_len
+        if len(body.tokens) > limit:
+            raise too_long(f"tokens has {len(body.tokens)}", limit, "tokens")
         tokens = checked_ids(frontend, body.tokens, "tokens") if body.tokens else []
-        return JSONResponse({"prompt": frontend.tokenizer.decode(tokens, skip_special_tokens=body.skip_special_tokens)})
+        text = await beside(
+            len(tokens), lambda: frontend.tokenizer.decode(tokens, skip_special_tokens=body.skip_special_tokens)
+        )
+        return JSONResponse({"prompt": text})
 
     return routes

@@ -84,6 +84,7 @@ class ResponsesBody(Chat):
         "service_tier": "there is one",
         "safety_identifier": "nothing is counted or kept for it",
         "prompt_cache_key": "prefixes are always cached; cache_salt keeps them apart",
+        "prompt_cache_retention": "prefixes stay cached as long as there is room",
         "stream_options": "the usage is always told, and chunks are as long as their text",
         "max_tool_calls": "of tools of the server, which has none",
     }

@@ -13,8 +13,8 @@ from quire.errors import RequestError
 from quire.outputs.reader import Reading
 from quire.server.answers import logprobs
 from quire.server.answers.shapes import JSON, Step, follow
-from quire.server.answers.streaming import event, openai_error
-from quire.server.ask import conversation_ask, new_id, run
+from quire.server.answers.streaming import openai_error
+from quire.server.ask import conversation_ask, new_id, run_told
 from quire.server.bodies.reading import post
 from quire.server.flight.frontend import Frontend
 from quire.server.flight.jobs import Job
@@ -33,23 +33,14 @@ def router(frontend: Frontend) -> APIRouter:
         ask = await conversation_ask(frontend, body)
         writer = ResponseWriter(_head(body, model, ask.params[0].temperature, ask.params[0].top_p))
 
-        async def whole(job: Job) -> JSON:
-            async for _ in _told(job, ask.reading, writer):
-                pass
-            return writer.response
-
-        async def events(job: Job) -> AsyncGenerator[bytes, None]:
-            async for one in _told(job, ask.reading, writer):
-                yield event(one, one["type"])
-
         def failure(exc: BaseException, request_id: str) -> Mapping[str, Any]:
             return writer.failure(openai_error(exc, request_id)["error"])
 
-        return await run(
+        return await run_told(
             request,
             ask.opener(frontend, body),
-            whole,
-            events,
+            lambda job: _told(job, ask.reading, writer),
+            lambda: writer.response,
             streamed=bool(body.stream),
             describe=failure,
         )

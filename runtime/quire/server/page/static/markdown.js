@@ -28,7 +28,7 @@ export class Markdown {
   }
 
   update(text) {
-    const blocks = parse(text.split(/\r\n|\n/), 0);
+    const blocks = parse(text.split(/\r\n?|\n/), 0);
     blocks.forEach((block, index) => {
       const source = `${block.kind}\n${block.source}`;
       if (this.#shown[index] === source) return;

@@ -1,0 +1,34 @@
+"""How many values a body may have. Bytes alone do not tell what it costs: reading JSON holds up everybody, health and streams too.
+
+Pure. A long text is one value, whatever stands in it.
+"""
+
+from __future__ import annotations
+
+from quire.errors import RequestError
+
+MAX_TEXTS = 200_000
+"""Texts and names of fields. A message has four: 50 000 messages. A million take a second and more to read."""
+MAX_VALUES = 1_000_000
+"""Of all kinds; token ids are the cheap ones."""
+
+
+def check_amount(data: bytes) -> None:
+    """Raises RequestError (413) for a body, JSON or not, with more values than may be read."""
+    if b"\\" in data:
+        data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # what is left of quotes are ends of texts
+    num_texts = data.count(b'"') // 2
+    if num_texts > MAX_TEXTS:
+        raise _too_many(num_texts, "texts and names of fields", MAX_TEXTS)
+    between = b"".join(data.split(b'"')[::2])
+    num_values = sum(map(between.count, (b",", b"[", b"{")))
+    if num_values > MAX_VALUES:
+        raise _too_many(num_values, "values", MAX_VALUES)
+
+
+def _too_many(number: int, what: str, most: int) -> RequestError:
+    return RequestError(
+        f"the body has {number} {what}, but at most {most} are read; send several requests",
+        code="body_too_large",
+        status=413,
+    )
