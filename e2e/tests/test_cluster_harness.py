@@ -139,7 +139,9 @@ def test_a_machine_comes_back_after_power_off_with_its_pods(provider: LocalProvi
     run_pod(provider.connect())
     record = state.load(LAYOUT.state)
     assert record is not None
-    with Path(f"/proc/{record.machines['node-1'].init.pid}/ns/net").open():  # the kernel is slow to take the namespace apart
+    with Path(
+        f"/proc/{record.machines['node-1'].init.pid}/ns/net"
+    ).open():  # the kernel is slow to take the namespace apart
         provider.power_off("node-1")
         provider.boot("node-1")
     cluster = provider.connect()
