@@ -23,12 +23,14 @@ from quire.models.gguf_file import GGUFFile
 from quire.models.loader import Inspected, NativeModel, inspect
 from quire.models.precision import Precision
 from quire.models.source import resolve
-from quire_kernels import dispatch, ops
+from quire_kernels import cpu, dispatch, ops
 from quire_testing.fidelity import plan_bytes
 from quire_testing.packed_starts import packing
 from quire_testing.tiny_gguf import save_gguf
 from quire_testing.tiny_models import FAMILIES, VOCAB, make, save
 
+ROUNDS_INPUTS = cpu.isa() == "avx512_bf16"
+"""Products with bfloat16 weights round their inputs to bfloat16 too (docs/kernels.md)."""
 CPU = torch.device("cpu")
 POSITIONS, BLOCK, COUNT = 120, 8, 5
 EXACT = Precision.of(torch.float32)
@@ -105,7 +107,8 @@ def test_bfloat16_weights_stay_near(model: NativeModel) -> None:
     modules, _ = answers(model.modules(CPU).load(Precision.of(torch.bfloat16), POSITIONS), model, 1, torch.bfloat16)
     whole, ours, theirs = (torch.cat(each).float() for each in (exact, narrow, modules))
     error = (ours - whole).square().mean().sqrt()
-    assert 0 < error < 1.1 * (theirs - whole).square().mean().sqrt()  # activations stay float32
+    most = 1.5 if ROUNDS_INPUTS else 1.1  # activations stay float32; rounded ones may choose another expert
+    assert 0 < error < most * (theirs - whole).square().mean().sqrt()
 
 
 def executor_of(tmp_path: Path, name: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -139,9 +142,10 @@ def test_a_quantised_file_is_computed_as_it_is_stored(types: list[str], tmp_path
     exact, _ = answers(model.modules(CPU).load(EXACT, POSITIONS), model, 2, torch.float32)
     one, other = torch.cat(stored), torch.cat(exact)
     error = float((one - other).square().mean().sqrt() / other.std())
-    assert error < (1e-5 if types in (["F16"], ["BF16"]) else 0.05), (
-        error
-    )  # inputs are rounded to 8 bits, weights not at all
+    rounding = {"F16": 1e-5, "BF16": 0.02 if ROUNDS_INPUTS else 1e-5}.get(
+        types[0], 0.05
+    )  # of inputs; weights are as they are
+    assert error < rounding
 
 
 def test_the_footprint_is_what_is_packed(tmp_path: Path) -> None:

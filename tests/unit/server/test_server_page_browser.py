@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from quire.request import AddRequest
 from scripted_engine import ScriptedEngine
 
 pytest.importorskip("playwright", reason="of the dev group")
-from playwright.async_api import Browser, Locator, Page, Request, async_playwright, expect
+from playwright.async_api import Browser, Locator, Page, Request, Route, async_playwright, expect
 
 # The first use may install the browser.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
@@ -453,6 +454,33 @@ async def test_a_model_without_a_template_goes_on_with_the_text(browser: Browser
         await expect(view.answer.locator("> .text")).to_have_text("upon a time")
         await view.done()
         assert text_of(await view.ask(",")) == "Once upon a time,"
+        await view.done()
+        assert [len(view.asked(f"v1/{path}")) for path in ("chat/completions", "completions")] == [1, 2]
+
+
+@pytest.mark.parametrize("late", ["before the answer", "after the answer"])
+async def test_a_model_asked_before_its_name_is_known_is_remembered(
+    browser: Browser, tmp_path: Path, late: str
+) -> None:
+    async with opened(browser, tmp_path, " upon a time", " there was", template=None) as view:
+        named, answered = asyncio.Event(), asyncio.Event()
+
+        async def hold(event: asyncio.Event, route: Route) -> None:
+            await event.wait()
+            await route.continue_()
+
+        await view.page.route("**/v1/models", functools.partial(hold, named))
+        await view.page.route("**/v1/chat/completions", functools.partial(hold, answered))
+        await view.page.reload()
+        await view.say("Once")
+        for event in (named, answered) if late == "before the answer" else (answered, named):
+            event.set()
+            if event is named:
+                await expect(view.page.get_by_label("Model", exact=True)).to_be_enabled()
+            else:
+                await view.done()
+        await expect(view.page.get_by_role("note")).to_contain_text("no chat template")
+        await view.ask(",")
         await view.done()
         assert [len(view.asked(f"v1/{path}")) for path in ("chat/completions", "completions")] == [1, 2]
 

@@ -1,6 +1,6 @@
 /** The page: a conversation, its settings, a key where one is needed, gauges. */
 import { key, request } from "./api.js";
-import { ask, hasTemplate, newAnswer } from "./ask.js";
+import { ask, hasTemplate, nameModel, newAnswer } from "./ask.js";
 import { announce, byId } from "./dom.js";
 import { Gauges } from "./gauges.js";
 import { askForKey } from "./keys.js";
@@ -42,7 +42,7 @@ function submit() {
   if (!settings.read()) return badSettings();
   prompt.value = "";
   fitPrompt();
-  add({ role: "user", content: hasTemplate(model.value) ? text.trim() : text });
+  add({ role: "user", content: hasTemplate(chosenModel()) ? text.trim() : text });
   goOn();
 }
 
@@ -74,7 +74,7 @@ async function goOn() {
   try {
     while (true) {
       try {
-        await ask({ turns, settings: given, model: model.disabled ? undefined : model.value, signal: running.signal, changed: soon });
+        await ask({ turns, settings: given, model: chosenModel, signal: running.signal, changed: soon });
         break;
       } catch (error) {
         if (error.status !== 401 || !(await askForKey())) throw error;
@@ -129,7 +129,7 @@ function setBusy(busy) {
 
 /** Say where texts are gone on with instead of answered. */
 function showNote() {
-  byId("note").hidden = hasTemplate(model.value);
+  byId("note").hidden = hasTemplate(chosenModel());
 }
 
 function keep() {
@@ -152,11 +152,17 @@ function startAnew() {
 
 // --- models and keys ---
 
+/** Its name, or undefined until the server told the names. */
+function chosenModel() {
+  return model.disabled ? undefined : model.value;
+}
+
 async function loadModels() {
   byId("forget-key").hidden = !key.get();
   try {
     const { data } = await (await request("v1/models")).json();
     const chosen = model.value;
+    nameModel(data[0]?.id); // who does not name one asks the first
     model.replaceChildren(...data.map(({ id }) => new Option(id, id)));
     if (data.some(({ id }) => id === chosen)) model.value = chosen;
     model.disabled = false;

@@ -6,29 +6,38 @@
 import { ApiError, request, told } from "./api.js";
 import { eventsOf } from "./events.js";
 
-/** Models that said they have no chat template: they go on with texts. */
+/** Models that said they have no chat template: they go on with texts. `undefined` is the one whose name is not known yet. */
 const untemplated = new Set();
 
 export const hasTemplate = (model) => !untemplated.has(model);
+
+/** The model that was asked while its name was not known is this one. */
+export function nameModel(model) {
+  if (untemplated.delete(undefined)) untemplated.add(model);
+}
 
 /** finish: why it ended, as the server says, or "stopped" by the person. calls: of tools, {id, name, arguments, result}. */
 export function newAnswer() {
   return { role: "assistant", content: "", reasoning: "", calls: [], finish: null, error: null, figures: null };
 }
 
-/** Fill the answer that ends `turns`; `changed` is called after every part. Throws ApiError; when stopped, it just ends. */
+/**
+ * Fill the answer that ends `turns`; `changed` is called after every part. Throws ApiError; when stopped, it just ends.
+ *
+ * model: tells the name, or undefined while it is not known; that may change while the answer comes.
+ */
 export async function ask({ turns, settings, model, signal, changed }) {
   const answer = turns.at(-1);
   const before = turns.slice(0, -1);
-  const common = { model, stream: true, stream_options: { include_usage: true }, ...settings.sampling };
+  const common = { model: model(), stream: true, stream_options: { include_usage: true }, ...settings.sampling };
   try {
-    if (hasTemplate(model)) {
+    if (hasTemplate(model())) {
       try {
         const body = { ...common, messages: messagesOf(before, settings.system), ...(settings.tools && { tools: settings.tools }) };
         return await read("v1/chat/completions", body, { answer, signal, changed });
       } catch (error) {
         if (error.code !== "chat_template_missing") throw error;
-        untemplated.add(model);
+        untemplated.add(model());
       }
     }
     return await read("v1/completions", { ...common, prompt: textOf(before, settings.system) }, { answer, signal, changed });
