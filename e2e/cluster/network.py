@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,11 @@ def _check_firewall() -> None:
             raise PrerequisiteError(problem)
 
 
+def hardware_address(address: str) -> str:
+    """The same at each boot, as a machine's is: locally administered, with the IPv4 address in it."""
+    return "02:00:" + IPv4Address(address).packed.hex(":")
+
+
 def create_bridge(network: Network) -> None:
     """The bridge with the host's address. Raises PrerequisiteError when another network or the firewall is in the way."""
     _check_firewall()
@@ -71,7 +76,9 @@ def create_bridge(network: Network) -> None:
         raise PrerequisiteError(
             f"addresses of 198.18.0.0/15 are routed elsewhere on this machine ({'; '.join(in_the_way)}); the cluster needs them"
         )
-    run(["ip", "link", "add", network.bridge, "type", "bridge"])
+    # A bridge without an address of its own takes the lowest of its links': it would change as a machine goes, and what machines
+    # send to the host would be lost until they ask again (54 s were seen).
+    run(["ip", "link", "add", network.bridge, "address", hardware_address(network.host), "type", "bridge"])
     run(["ip", "address", "add", f"{network.host}/24", "dev", network.bridge])
     run(["ip", "link", "set", network.bridge, "up"])
 
@@ -85,7 +92,8 @@ def connect(network: Network, machine: Machine, init: Process, machines: Iterabl
     address = network.address(machine.index)
     if link in host_links():
         _delete(link)
-    run(["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(init.pid)])
+    peer = ["peer", "name", "eth0", "address", hardware_address(address), "netns", str(init.pid)]
+    run(["ip", "link", "add", link, "type", "veth", *peer])
     run(["ip", "link", "set", link, "master", network.bridge, "up"])
     inside = [
         f"address add {address}/24 dev eth0",

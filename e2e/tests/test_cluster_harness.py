@@ -139,6 +139,7 @@ def test_a_machine_comes_back_after_power_off_with_its_pods(provider: LocalProvi
     run_pod(provider.connect())
     record = state.load(LAYOUT.state)
     assert record is not None
+    assert Path(f"/sys/class/net/{LAYOUT.network.bridge}/addr_assign_type").read_text() == "3\n"  # set: follows no link
     with Path(
         f"/proc/{record.machines['node-1'].init.pid}/ns/net"
     ).open():  # the kernel is slow to take the namespace apart

@@ -73,6 +73,10 @@ def test_foreign_routes_in_the_range_are_named_and_own_ones_are_not() -> None:
     assert network.owned_links(Network(), ["lo", "quire0", "qv0-cp", "qv1-cp", "quire1"]) == ["quire0", "qv0-cp"]
 
 
+def test_a_machine_has_the_same_hardware_address_at_each_boot() -> None:
+    assert network.hardware_address(Network(slot=1).address(2)) == "02:00:c6:12:ff:0c"
+
+
 def test_a_tools_key_follows_its_pins_and_flags() -> None:
     key = tools.cache_key(tools.KUBERNETES, b"mod", b"sum")
     assert key == tools.cache_key(tools.KUBERNETES, b"mod", b"sum")
