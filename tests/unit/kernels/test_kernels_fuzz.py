@@ -27,7 +27,7 @@ from quire_kernels import ops, ref
 from quire_kernels.decoder import DecoderPlan
 
 SEEDS = range(int(os.environ.get("QUIRE_FUZZ_CASES", "6")))
-# Both sides round to the type, once more in between where a norm does: a unit apart at most.
+# Both sides round to the type: a unit apart at most. A norm rounds before the weight too: a unit there and one after it.
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 DTYPES = list(ROUNDING)
 
@@ -111,7 +111,7 @@ def test_rows(draw: Draw, seed: int) -> None:
     expected, sums = torch.empty_like(x), residual.clone()
 
     def same(result: Tensor, expected: Tensor, atol: float = 2e-6) -> None:
-        torch.testing.assert_close(result, expected, rtol=ROUNDING[dtype], atol=atol)
+        torch.testing.assert_close(result, expected, rtol=2 * ROUNDING[dtype], atol=atol)
 
     ref.rms_norm(x, weight, 1e-5, offset, expected)
     same(ops.rms_norm(x, weight, 1e-5, offset=offset), expected)
@@ -140,7 +140,7 @@ def test_heads_and_cache(draw: Draw, seed: int) -> None:
     ops.head_rms_norm(*ours, *weights, 1e-5)
     ref.head_rms_norm(*theirs, *weights, 1e-5, 0.0)
     for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=ROUNDING[dtype], atol=2e-6)
+        torch.testing.assert_close(mine, other, rtol=2 * ROUNDING[dtype], atol=2e-6)
         other.copy_(mine)
 
     angles = draw.tensor(draw.randint(1, 30), draw.randint(1, head_size // 2))
