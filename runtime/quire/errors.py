@@ -12,6 +12,11 @@ Every message says what, where, and what would help, in one line.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+MAX_SHOWN = 80
+"""Characters of a value in a message."""
+
 
 class QuireError(Exception):
     """Base of all errors this package raises on purpose."""
@@ -52,6 +57,30 @@ class EngineDeadError(QuireError):
 
 
 def shown(value: object) -> str:
-    """A bad value as a message shows it: cut short."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    """A bad value as a message shows it: cut short, and written no further than that."""
+    text = ""
+    for piece in _written(value):
+        text += piece
+        if len(text) > MAX_SHOWN:
+            return f"{text[: MAX_SHOWN - 3]}..."
+    return text
+
+
+def _written(value: object) -> Iterator[str]:
+    """The `repr` of a value as JSON has them, in pieces of bounded length; of a long text the beginning."""
+    if type(value) is list:
+        yield "["
+        for place, one in enumerate(value):
+            yield ", " if place else ""
+            yield from _written(one)
+        yield "]"
+    elif type(value) is dict:
+        yield "{"
+        for place, (name, one) in enumerate(value.items()):
+            yield ", " if place else ""
+            yield from _written(name)
+            yield ": "
+            yield from _written(one)
+        yield "}"
+    else:
+        yield repr(value[: 2 * MAX_SHOWN] if isinstance(value, str) else value)

@@ -184,7 +184,9 @@ def refusal(name: str, value: object, bound: str | None = None) -> RequestError:
     """The error for a field outside its bound."""
     value = list(value) if isinstance(value, tuple) else value
     value = value[:77] + "..." if isinstance(value, str) and len(value) > 80 else value
-    shown = repr(value) if len(repr(value)) <= 100 else f"{len(value)} entries" if hasattr(value, "__len__") else "that"
+    entries = len(value) if hasattr(value, "__len__") else 0
+    text = "" if entries > 100 else repr(value)  # of a million it takes a while
+    shown = text if 0 < len(text) <= 100 else f"{entries} entries" if entries else "that"
     return RequestError(f"{name} must be {bound or BOUNDS[name][0]}, got {shown}", param=name, code="invalid_value")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -55,18 +56,25 @@ class Ask:
 async def completion_ask(frontend: Frontend, body: Prompted) -> tuple[Ask, list[list[int]]]:
     """What the engine is asked for raw prompts, and the prompts as they came; raises RequestError."""
     prompts = await completion_prompts(frontend, body)
-    return Ask(*fitted(frontend, prompts, body)), prompts
+
+    def ask() -> Ask:
+        return Ask(*fitted(frontend, prompts, body))
+
+    return await asyncio.to_thread(ask) if body.takes_long else ask(), prompts
 
 
 async def conversation_ask(frontend: Frontend, body: Chat) -> Ask:
     """What the engine is asked for a conversation, and how its answers are read; raises RequestError."""
     tools = await tools_of(body)
     prompt = await conversation_prompt(frontend, body, tools)
-    reading = reading_of(frontend, tools, prompt.end)
-    wanted, reading = constraint(frontend, tools, body.structured_output(), reading)
-    prompts, params = fitted(frontend, [prompt.token_ids], body)
-    params = [msgspec.structs.replace(one, structured_outputs=wanted) for one in params]
-    return Ask(prompts, params, reading)
+
+    def ask() -> Ask:
+        wanted, reading = constraint(frontend, tools, body.structured_output(), reading_of(frontend, tools, prompt.end))
+        prompts, params = fitted(frontend, [prompt.token_ids], body)
+        params = [msgspec.structs.replace(one, structured_outputs=wanted) for one in params]
+        return Ask(prompts, params, reading)
+
+    return await asyncio.to_thread(ask) if body.takes_long or tools.offered else ask()
 
 
 async def respond(

@@ -6,7 +6,7 @@ Status, type and code of each class are decided here and nowhere else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -67,12 +67,12 @@ def describe(exc: BaseException, request_id: str) -> tuple[int, dict[str, Any], 
         case EngineDeadError():
             message = f"the engine failed: {exc}"
             return 500, body(500, message, code="engine_dead", request_id=request_id), {}
-        case RequestValidationError() | ValidationError():
-            errors = list(exc.errors())
-            placed = isinstance(exc, RequestValidationError)  # by FastAPI, which says first where in the request it was
-            message, param = _first_error(errors, skip=1 if placed else 0)
-            kind = "invalid_json" if errors[0]["type"] == "json_invalid" else "invalid_value"
-            return 400, body(400, message, param=param, code=kind), {}
+        case RequestValidationError():
+            return describe(
+                _refusal(exc.errors(), skip=1), request_id
+            )  # FastAPI says first where in the request it was
+        case ValidationError():
+            return describe(invalid(exc), request_id)
         case HTTPException():
             code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code)
             return exc.status_code, body(exc.status_code, str(exc.detail), code=code), dict(exc.headers or {})
@@ -80,6 +80,18 @@ def describe(exc: BaseException, request_id: str) -> tuple[int, dict[str, Any], 
             _log.error("request %s failed", request_id, exc_info=exc)
             message = "the server failed on this request; its log has the details under the request id"
             return 500, body(500, message, code="internal_error", request_id=request_id), {}
+
+
+def invalid(exc: ValidationError, *, shows_value: bool = True) -> RequestError:
+    """The error for a body that is not as its fields say. shows_value: with what was found instead; of a long body that takes as long as
+    reading it."""
+    return _refusal(exc.errors(include_url=False, include_input=shows_value), skip=0)
+
+
+def _refusal(errors: Sequence[Any], *, skip: int) -> RequestError:
+    message, param = _first_error(errors, skip=skip)
+    code = "invalid_json" if errors[0]["type"] == "json_invalid" else "invalid_value"
+    return RequestError(message, param=param, code=code)
 
 
 def install(app: FastAPI) -> None:
@@ -101,7 +113,7 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
-def _first_error(errors: list[Any], *, skip: int) -> tuple[str, str | None]:
+def _first_error(errors: Sequence[Any], *, skip: int) -> tuple[str, str | None]:
     """One sentence about the first thing pydantic found, and the field. skip: steps of its path that are no field."""
     error = errors[0]
     if error["type"] == "json_invalid":
@@ -112,7 +124,9 @@ def _first_error(errors: list[Any], *, skip: int) -> tuple[str, str | None]:
     message = error["msg"][:1].lower() + error["msg"][1:]
     if error["type"] == "missing":
         return f"{param} is required", param
-    return (f"{param}: {message}, got {shown(error.get('input'))}" if param else f"the body: {message}"), param
+    if not param:
+        return f"the body: {message}", param
+    return f"{param}: {message}" + (f", got {shown(error['input'])}" if "input" in error else ""), param
 
 
 _VARIANTS = ("str", "texts", "ids", "lists", "ToolChoice")

@@ -96,6 +96,8 @@ def _observations(messages: Sequence[Message]) -> list[Message]:
 def in_words(messages: Sequence[Message]) -> list[Message]:
     """Calls are text of the assistant, results are text of the user, those that follow each other in one message."""
     found: list[Message] = []
+    texts: list[list[str]] = []
+    answered = False  # the last one is of the user, with results in it
     for message in messages:
         role, words = message["role"], message["content"]
         if calls := message.get("tool_calls"):
@@ -104,11 +106,13 @@ def in_words(messages: Sequence[Message]) -> list[Message]:
         elif role == "tool":
             words = f"<tool_response>\n{words}\n</tool_response>"
             message, role = {"role": "user"}, "user"
-        if role == "user" and found and found[-1].get("role") == "user" and "<tool_response>" in found[-1]["content"]:
-            found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n{words}"}
+        if role == "user" and answered:
+            texts[-1].append(words)
         else:
-            found.append({**message, "content": words})
-    return found
+            found.append(message)
+            texts.append([words])
+            answered = role == "user" and "<tool_response>" in words
+    return [{**message, "content": "\n".join(words)} for message, words in zip(found, texts, strict=True)]
 
 
 def _call_in_words(call: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from live_server import live_server
 from quire.errors import RequestError
-from quire.server.bodies.amount import MAX_TEXTS, MAX_VALUES, check_amount
+from quire.server.bodies.amount import MAX_OBJECTS, MAX_TEXTS, MAX_VALUES, check_amount
 from scripted_engine import ScriptedEngine
 
 ANY = b'{"prompt": "x", "max_tokens": 1, "metadata": %s}'
@@ -40,9 +40,10 @@ def test_long_texts_are_one_value(data: bytes) -> None:
         (texts(MAX_TEXTS + 1), "200001 texts and names of fields, but at most 200000"),
         (b"{" + b'"\\\\":1,' * (MAX_TEXTS + 1) + b"}", "200001 texts"),
         (b"[" + b"5," * MAX_VALUES + b"5]", "1000001 values, but at most 1000000"),
-        (b"[" + b"{}," * (MAX_VALUES // 2) + b"0]", "1000001 values"),
-        (b"[" * (MAX_VALUES + 1), "1000001 values"),
-        (b'["a\\"b", ' + b"[]," * (MAX_VALUES // 2) + b'"c"]', "1000002 values"),
+        (b"[" + b"{}," * MAX_OBJECTS + b"0]", "100001 lists and objects, but at most 100000"),
+        (b"[" * (MAX_OBJECTS + 1), "100001 lists and objects"),
+        (b'["a\\"b", ' + b"[]," * MAX_OBJECTS + b'"c"]', "100001 lists and objects"),
+        (b"[" + b"[5,5,5,5,5,5,5,5,5,5]," * (MAX_OBJECTS - 1) + b"5]", "1099990 values"),
     ],
 )
 def test_many_values_are_refused(data: bytes, words: str) -> None:

@@ -174,6 +174,8 @@ class MessagesBody(CountBody, Chat):
         "prompt_logprobs": Refused(),
     }
 
+    LONG: ClassVar[frozenset[str]] = Chat.LONG | {"output_config"}
+
     max_tokens: int = Field(description="generated tokens at most")
     stop_sequences: list[str] | None = Field(None, description="the text ends before the earliest of these")
     output_config: AnswerConfig | None = Field(None, description="format: structured output; effort: reasoning_effort")
@@ -241,20 +243,25 @@ def _of_assistant(blocks: Sequence[Block], where: str) -> dict[str, Any]:
 def _of_user(role: str, blocks: Sequence[Block], where: str) -> list[dict[str, Any]]:
     """Results of tools, each a message of its own, and what is said besides, in order."""
     found: list[dict[str, Any]] = []
+    texts: list[str] = []
+
+    def say() -> None:
+        if texts:
+            found.append({"role": role, "content": "\n".join(texts)})
+            texts.clear()
+
     for number, block in enumerate(blocks):
         place = f"{where}.{number}"
         kind = block.get("type")
         if kind == "tool_result":
+            say()
             result = _text(block.get("content") or "", f"{place}.content")
             found.append({"role": "tool", "tool_call_id": text_in(block, "tool_use_id", place), "content": result})
         elif kind == "text":
-            text = text_in(block, "text", place)
-            if found and found[-1]["role"] == role:
-                found[-1]["content"] += "\n" + text
-            else:
-                found.append({"role": role, "content": text})
+            texts.append(text_in(block, "text", place))
         else:
             raise _unsupported(place, kind, "text and tool_result blocks")
+    say()
     return found or [{"role": role, "content": ""}]
 
 

@@ -11,6 +11,8 @@ MAX_TEXTS = 200_000
 """Texts and names of fields. A message has four: 50 000 messages. A million take a second and more to read."""
 MAX_VALUES = 1_000_000
 """Of all kinds; token ids are the cheap ones."""
+MAX_OBJECTS = 100_000
+"""Lists and objects, which cost most: 50 000 messages are as many objects."""
 
 
 def check_amount(data: bytes) -> None:
@@ -21,7 +23,10 @@ def check_amount(data: bytes) -> None:
     if num_texts > MAX_TEXTS:
         raise _too_many(num_texts, "texts and names of fields", MAX_TEXTS)
     between = b"".join(data.split(b'"')[::2])
-    num_values = sum(map(between.count, (b",", b"[", b"{")))
+    num_objects = between.count(b"[") + between.count(b"{")
+    if num_objects > MAX_OBJECTS:
+        raise _too_many(num_objects, "lists and objects", MAX_OBJECTS)
+    num_values = num_objects + between.count(b",")
     if num_values > MAX_VALUES:
         raise _too_many(num_values, "values", MAX_VALUES)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from quire.errors import RequestError
-from quire.server.bodies.fields import Body, Fields
+from quire.server.bodies.fields import Body, Checked, Fields
 from quire.structured import StructuredOutput, structured_output
 
 
@@ -35,7 +35,7 @@ class ResponseFormat(Fields):
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Checked):
     """vLLM's field: exactly one of these."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())

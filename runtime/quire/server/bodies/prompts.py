@@ -30,7 +30,7 @@ async def completion_prompts(frontend: Frontend, body: Prompted) -> list[list[in
     """Token ids of every prompt of a completion; raises RequestError."""
     match body.prompt:
         case str(text):
-            return [await encode(frontend, text, truncated=body.truncate_prompt_tokens)]
+            return await encode(frontend, [text], truncated=body.truncate_prompt_tokens)
         case []:
             raise RequestError("prompt must not be empty", param="prompt", code="invalid_value")
         case [int(), *_]:
@@ -41,27 +41,24 @@ async def completion_prompts(frontend: Frontend, body: Prompted) -> list[list[in
             param="prompt",
             code="invalid_value",
         )
-    return [
-        await encode(frontend, prompt, truncated=body.truncate_prompt_tokens)
-        if isinstance(prompt, str)
-        else await given_ids(frontend, prompt)  # type: ignore[arg-type]
-        for prompt in body.prompt
-    ]
+    if isinstance(body.prompt[0], str):
+        return await encode(frontend, body.prompt, truncated=body.truncate_prompt_tokens)
+    return [await given_ids(frontend, prompt) for prompt in body.prompt]  # type: ignore[arg-type]
 
 
 async def encode(
-    frontend: Frontend, text: str, *, add_special_tokens: bool = True, truncated: int | None = None
-) -> list[int]:
-    """Ids of a raw prompt. truncated: how many tokens at its end are used, where it will be cut (-1: what the model takes), so that its
-    length is no reason to refuse it."""
+    frontend: Frontend, texts: Sequence[str], *, add_special_tokens: bool = True, truncated: int | None = None
+) -> list[list[int]]:
+    """Ids of raw prompts. truncated: how many tokens at the end of each are used, where it will be cut (-1: what the model takes), so that
+    its length is no reason to refuse it."""
     tokenizer, keep = frontend.tokenizer, _used(frontend, truncated)
-    text = await checked_text(frontend, text, "prompt", truncated=keep is not None)
+    checked = [await checked_text(frontend, text, "prompt", truncated=keep is not None) for text in texts]
 
-    def run() -> list[int]:
-        end = text if keep is None else tokenizer.end(text, keep)
-        return tokenizer.encode(end, add_special_tokens=add_special_tokens)
+    def run() -> list[list[int]]:
+        ends = checked if keep is None else [tokenizer.end(text, keep) for text in checked]
+        return [tokenizer.encode(end, add_special_tokens=add_special_tokens) for end in ends]
 
-    return await beside(len(text), run)
+    return await beside(sum(map(len, checked)), run)
 
 
 def _used(frontend: Frontend, truncated: int | None) -> int | None:
@@ -78,7 +75,7 @@ async def checked_text(frontend: Frontend, text: str, param: str, *, truncated: 
 
 
 async def beside(num_chars: int, work: Callable[[], T]) -> T:
-    """What work on so many characters gives; where they are many it is done in a thread."""
+    """What work on so many characters, tokens or bytes gives; where they are many it is done in a thread."""
     return work() if num_chars < IN_THREAD_CHARS else await asyncio.to_thread(work)
 
 
@@ -107,8 +104,9 @@ async def encode_chat(
         raise too_long(f"there are {len(messages)} messages", limit, "messages")
 
     if filters := frontend.filters:
-        told = await filters.within([_joined(message.model_dump()) for message in messages], "messages")
-        messages = [ChatMessage.model_validate(message) for message in told]
+        given = await asyncio.to_thread(lambda: [_joined(message.model_dump()) for message in messages])
+        told = await filters.within(given, "messages")
+        messages = await asyncio.to_thread(lambda: [ChatMessage.model_validate(message) for message in told])
         tools = await filters.within(list(tools), "tools")
         variables = await filters.within(dict(variables or {}), "chat_template_kwargs")
 
@@ -229,9 +227,14 @@ async def given_ids(frontend: Frontend, token_ids: list[int], param: str = "prom
     checked = checked_ids(frontend, token_ids, param)
     if not frontend.filters:
         return checked
-    text = frontend.tokenizer.decode(checked, skip_special_tokens=False)
+    tokenizer = frontend.tokenizer
+    text = await beside(len(checked), lambda: tokenizer.decode(checked, skip_special_tokens=False))
     filtered = await frontend.filters.prompt(text, param)
-    return checked if filtered == text else frontend.tokenizer.encode(filtered, add_special_tokens=False)
+    return (
+        checked
+        if filtered == text
+        else await beside(len(filtered), lambda: tokenizer.encode(filtered, add_special_tokens=False))
+    )
 
 
 def _size(message: Mapping[str, Any]) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
+from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -16,8 +20,13 @@ from starlette.routing import BaseRoute, Route
 from quire.errors import RequestError
 from quire.server.bodies.amount import check_amount
 from quire.server.bodies.fields import MOST_NAMED, Body
+from quire.server.errors import invalid
 
-IN_THREAD_BYTES = 200_000
+IN_THREAD_BYTES = 32_000
+"""A body as long as that is read beside the event loop: one of 200 000 may take 50 ms, and ten may come at once."""
+_READER = ThreadPoolExecutor(1, thread_name_prefix="reading")
+"""Long bodies are read one after the other. Reading one holds the interpreter's lock all the while, 0.2 s at most; several threads would
+hand it on among each other, and the event loop wait for all of them."""
 IGNORED_HEADER = "x-quire-ignored-fields"
 _COMPONENTS = "#/components/schemas/{model}"
 
@@ -30,9 +39,7 @@ def post(routes: APIRouter, path: str, model: type[SomeBody]) -> Callable[[Handl
 
     def add(handler: Handler[SomeBody]) -> Handler[SomeBody]:
         async def endpoint(request: Request) -> Response:
-            body = await read_body(request, model)
-            body.refuse()
-            unknown = list(islice(body.unknown_fields(), MOST_NAMED))
+            body, unknown = await read_body(request, model)
             response = await handler(request, body)
             if unknown:
                 response.headers[IGNORED_HEADER] = ", ".join(map(_in_header, unknown))
@@ -46,21 +53,31 @@ def post(routes: APIRouter, path: str, model: type[SomeBody]) -> Callable[[Handl
     return add
 
 
-async def read_body(request: Request, model: type[SomeBody]) -> SomeBody:
-    """The body as `model`; raises ValidationError or RequestError."""
+async def read_body(request: Request, model: type[SomeBody]) -> tuple[SomeBody, list[str]]:
+    """The body as `model`, and the names of fields that nobody knows; raises RequestError."""
     data = await request.body()
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as exc:
         raise RequestError(f"the body is not valid UTF-8 (byte {exc.start})", code="invalid_json") from None
     if len(data) < IN_THREAD_BYTES:
-        return model.model_validate_json(data)
+        return _read(data, model)
+    read = partial(contextvars.copy_context().run, _read_long, data, model)
+    return await asyncio.get_running_loop().run_in_executor(_READER, read)
 
-    def read() -> SomeBody:
-        check_amount(data)
-        return model.model_validate_json(data)
 
-    return await asyncio.to_thread(read)
+def _read_long(data: bytes, model: type[SomeBody]) -> tuple[SomeBody, list[str]]:
+    check_amount(data)
+    return _read(data, model, shows_value=False)
+
+
+def _read(data: bytes, model: type[SomeBody], *, shows_value: bool = True) -> tuple[SomeBody, list[str]]:
+    try:
+        body = model.model_validate_json(data)
+    except ValidationError as exc:
+        raise invalid(exc, shows_value=shows_value) from None
+    body.refuse()
+    return body, list(islice(body.unknown_fields(), MOST_NAMED))
 
 
 def bodies_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, type[Body]]]:

@@ -9,7 +9,8 @@ from pydantic import Discriminator, Field, Tag
 
 from quire.errors import RequestError
 from quire.request import SamplingParams
-from quire.sampling_params import refusal
+from quire.sampling_params import MAX_ENTRIES, refusal
+from quire.server.bodies.fields import few
 from quire.server.bodies.formats import Formats
 
 MAX_PROMPTS = 128
@@ -33,6 +34,10 @@ class Sampling(Formats):
         "prompt_cache_retention": "prefixes stay cached as long as there is room",
     }
 
+    LONG: ClassVar[frozenset[str]] = frozenset(
+        {*Formats.model_fields, "logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids"}
+    )
+
     model: str | None = Field(None, description="the served name; default: the first one")
     n: int | None = Field(None, description="answers to each prompt")
     best_of: int | None = Field(
@@ -46,7 +51,9 @@ class Sampling(Formats):
     repetition_penalty: float | None = Field(None, description="of tokens in prompt or answer; 1 is off")
     presence_penalty: float | None = Field(None, description="of tokens in the answer, once")
     frequency_penalty: float | None = Field(None, description="of tokens in the answer, for each time")
-    logit_bias: dict[str, float] | None = Field(None, description="token id to what is added to its logit")
+    logit_bias: Annotated[dict[str, float] | None, few(MAX_ENTRIES)] = Field(
+        None, description="token id to what is added to its logit"
+    )
     allowed_token_ids: list[int] | None = Field(None, description="no other token is drawn")
     bad_words: str | list[str] | None = Field(None, description="words that no answer contains")
     seed: int | None = Field(None, description="the same seed gives the same tokens")
@@ -65,6 +72,11 @@ class Sampling(Formats):
     truncate_prompt_tokens: int | None = Field(None, description="keep that many last tokens of the prompt")
     prompt_logprobs: int | None = Field(None, description="log probabilities of the prompt; not with stream")
     stream: bool | None = Field(False, description="events while the answer is made")
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether there is a field whose check may take long: a schema, thousands of ids."""
+        return not self.model_fields_set.isdisjoint(self.LONG)
 
     @property
     def scores(self) -> bool:

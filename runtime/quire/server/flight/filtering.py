@@ -40,6 +40,9 @@ VALUES = frozenset({
 """Values of identifiers that the formats have."""
 IN_LOOP_CHARS = 4000
 """A longer text is read in a thread by any filter."""
+TURN_CHARS = 20_000
+"""After so many characters of short texts others have their turn; a text counts as `CALL_CHARS` more."""
+CALL_CHARS = 100
 
 T = TypeVar("T")
 
@@ -69,6 +72,7 @@ class Filters:
 
     def __init__(self, filters: Sequence[Named]) -> None:
         self._filters = filters
+        self._num_chars = 0  # since the event loop had its turn
         self._of_answers = [one for one in filters if one.filter.reads_answers]
 
     def __bool__(self) -> bool:
@@ -80,7 +84,13 @@ class Filters:
 
     async def prompt(self, text: str, param: str) -> str:
         """The text to use instead. param: the field it came from. Raises RequestError."""
-        text = without_marks(text) if self._filters else text  # the model does not see them: no filter is to be misled
+        if not self._filters:
+            return text
+        self._num_chars += len(text) + CALL_CHARS
+        if self._num_chars > TURN_CHARS:  # a body may have 200 000 texts
+            self._num_chars = 0
+            await asyncio.sleep(0)
+        text = without_marks(text)  # the model does not see them: no filter is to be misled
         for one in self._filters:
             try:
                 text = await one.run(lambda one=one, text=text: one.filter.prompt(text), chars=len(text))  # type: ignore[misc]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
+from msgspec import Raw
+from msgspec.json import encode
 from starlette.responses import Response
 
 from quire.request import PoolingFacts, checked_priority, checked_salt
 from quire.server.answers.shapes import JSON
 from quire.server.answers.streaming import answer
 from quire.server.ask import head, new_id
+from quire.server.bodies.prompts import beside
 from quire.server.bodies.reading import post
 from quire.server.flight.frontend import Frontend
 from quire.server.pooling.body import EmbeddingBody, PoolingBody, RerankBody, ScoreBody
@@ -41,13 +43,14 @@ def router(frontend: Frontend) -> APIRouter:
             add_special_tokens=body.add_special_tokens is not False,
         )
 
-        async def shown(job: PoolJob) -> JSON:
-            vectors = [shortened(one, size, normalised=facts.normalised) for one in await job.vectors()]
+        def shown(job: PoolJob, vectors: Sequence[bytes]) -> JSON:
+            cut = (shortened(one, size, normalised=facts.normalised) for one in vectors)
             return {
                 **head("embd", "list", model),
                 "data": [
-                    {"object": "embedding", "index": index, "embedding": told(vector, body.encoding_format)}
-                    for index, vector in enumerate(vectors)
+                    # encoded one by one: all at once would hold the interpreter's lock for as long
+                    {"object": "embedding", "index": index, "embedding": Raw(encode(told(one, body.encoding_format)))}
+                    for index, one in enumerate(cut)
                 ],
                 "usage": usage_of(job),
             }
@@ -63,8 +66,8 @@ def router(frontend: Frontend) -> APIRouter:
         )
         compared = await comparison(frontend, first, second, body.kept(frontend.ready.max_model_len))
 
-        async def shown(job: PoolJob) -> JSON:
-            scores = compared.scores(await job.vectors())
+        def shown(job: PoolJob, vectors: Sequence[bytes]) -> JSON:
+            scores = compared.scores(vectors)
             return {
                 **head("score", "list", model),
                 "data": [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)],
@@ -84,8 +87,8 @@ def router(frontend: Frontend) -> APIRouter:
             body.kept(frontend.ready.max_model_len),
         )
 
-        async def shown(job: PoolJob) -> JSON:
-            scores = compared.scores(await job.vectors())
+        def shown(job: PoolJob, vectors: Sequence[bytes]) -> JSON:
+            scores = compared.scores(vectors)
             ranked = sorted(range(len(scores)), key=lambda place: -scores[place])[:count]
             results: list[JSON] = [{"index": place, "relevance_score": scores[place]} for place in ranked]
             if body.return_documents is not False:
@@ -116,16 +119,16 @@ async def pooled(
     frontend: Frontend,
     body: PoolingBody,
     prompts: Sequence[Prompt],
-    shown: Callable[[PoolJob], Awaitable[JSON]],
+    shown: Callable[[PoolJob, Sequence[bytes]], JSON],
 ) -> Response:
-    """Run prompts and answer; all is given up when the client leaves."""
+    """Run prompts and answer by what is made of their vectors; all is given up when the client leaves."""
     priority = checked_priority(body.priority, policy=frontend.config.scheduler_policy)
     salt = checked_salt(body.cache_salt)
 
-    async def work() -> JSON:
+    async def work() -> bytes:
         async with pool_job(frontend, prompts, priority=priority, cache_salt=salt) as job:
             request.state.job = job  # for the access log
-            return await shown(job)
+            vectors = await job.vectors()
+            return await beside(sum(map(len, vectors)), lambda: encode(shown(job, vectors)))
 
-    content = await answer(request, work())
-    return Response(msgspec.json.encode(content), media_type="application/json")
+    return Response(await answer(request, work()), media_type="application/json")

@@ -26,7 +26,7 @@ def router(frontend: Frontend) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("exactly one of prompt and messages is needed", param="prompt", code="invalid_value")
         if body.prompt is not None:
-            tokens = await encode(frontend, body.prompt, add_special_tokens=body.add_special_tokens is not False)
+            [tokens] = await encode(frontend, [body.prompt], add_special_tokens=body.add_special_tokens is not False)
         else:
             frontend.check_model(body.model, GENERATE)  # others have no chat template
             prompt = await encode_chat(
@@ -38,14 +38,18 @@ def router(frontend: Frontend) -> APIRouter:
                 variables=body.template_variables,
             )
             tokens = prompt.token_ids
-        content: dict[str, Any] = {
-            "count": len(tokens),
-            "max_model_len": frontend.ready.max_model_len,
-            "tokens": tokens,
-        }
-        if body.return_token_strs:
-            content["token_strs"] = [frontend.tokenizer.spelling(token) for token in tokens]
-        return JSONResponse(content)
+
+        def answer() -> Response:
+            content: dict[str, Any] = {
+                "count": len(tokens),
+                "max_model_len": frontend.ready.max_model_len,
+                "tokens": tokens,
+            }
+            if body.return_token_strs:
+                content["token_strs"] = [frontend.tokenizer.spelling(token) for token in tokens]
+            return JSONResponse(content)
+
+        return await beside(len(tokens), answer)
 
     @post(routes, "/detokenize", DetokenizeBody)
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from quire.errors import RequestError, shown
+from quire.sampling_params import MAX_ENTRIES
 from quire.server.bodies.chat import Chat
 from quire.server.bodies.conversation import ChatMessage
-from quire.server.bodies.fields import Fields, Refused, bad, text_in
+from quire.server.bodies.fields import Fields, Refused, bad, few, text_in
 from quire.server.bodies.sampling import checked_logprobs
 from quire.server.bodies.tools import Function, Mode, Tools, checked_tools
 from quire.structured import StructuredOutput, structured_output
@@ -89,6 +90,8 @@ class ResponsesBody(Chat):
         "max_tool_calls": "of tools of the server, which has none",
     }
 
+    LONG: ClassVar[frozenset[str]] = Chat.LONG | {"text"}
+
     input: str | list[dict[str, Any]] = Field(
         description="a text, or items: messages (text parts), function_call, function_call_output, reasoning"
     )
@@ -105,7 +108,7 @@ class ResponsesBody(Chat):
         None, description="log probabilities of each token and of that many likeliest ones"
     )
     include: list[str] | None = Field(None, description=f"{LOGPROBS}: log probabilities; others are not known")
-    metadata: dict[str, str] | None = Field(None, description="comes back")
+    metadata: Annotated[dict[str, str] | None, few(MAX_ENTRIES)] = Field(None, description="comes back")
 
     def unknown_fields(self, where: str = "") -> Iterator[str]:
         """Those of the body and what of `include` there is not here."""
@@ -197,7 +200,7 @@ def _add_items(items: Sequence[Item], found: list[dict[str, Any]]) -> None:
             calls = [{"id": text_in(item, "call_id", where), "type": "function", "function": call}]
             last = found[-1] if found else {}
             if last.get("role") == "assistant" and not thought:
-                last["tool_calls"] = last.get("tool_calls", []) + calls
+                last.setdefault("tool_calls", []).extend(calls)
                 continue
             message = {"role": "assistant", "content": None, "tool_calls": calls}
         elif kind == "function_call_output":

@@ -1,0 +1,128 @@
+"""Long bodies hold nobody up: whatever is in them and however many come at once, the event loop has its turn about as soon as while the most
+costly body that there may be is read, which is one call that nothing can interrupt."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from live_server import Live, live_server
+from quire.server.anthropic.body import MessagesBody
+from quire.server.bodies.amount import MAX_OBJECTS, MAX_TEXTS, MAX_VALUES
+from quire.server.openai.bodies import ChatBody
+from quire.server.openai.responses.body import ResponsesBody
+from quire.text.tool_use import in_words
+from scripted_engine import ScriptedEngine
+
+CHUNK = 256 << 10
+AT_ONCE = 4
+MAX_MODEL_LEN = 20_000
+CONVERSATION = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> tuple[str, bytes]:
+    return "/v1/chat/completions", json.dumps({"messages": CONVERSATION, "max_tokens": 1, **fields}).encode()
+
+
+def completion(**fields: Any) -> tuple[str, bytes]:
+    return "/v1/completions", json.dumps({"prompt": "hi", "max_tokens": 1, **fields}).encode()
+
+
+MOST = chat(messages=[{"role": "user", "content": "a"}] * (MAX_TEXTS // 4 - 10))
+"""As many messages as are read."""
+SCHEMA = {"type": "object", "properties": {f"name {i}": {"type": "string"} for i in range(20_000)}}
+CASES: Mapping[str, tuple[tuple[str, bytes], int]] = {
+    "the most messages": (MOST, 400),
+    "the most lists": (completion(metadata=[[]] * (MAX_OBJECTS - 10)), 200),
+    "one long text": (chat(messages=[{"role": "user", "content": "word " * 3_000_000}]), 400),
+    "messages that are none": (chat(messages=[5] * (MAX_VALUES - 10)), 400),
+    "prompts of both kinds": (completion(prompt=["a"] + [5] * (MAX_VALUES - 10)), 400),
+    "a bias that is none": (chat(logit_bias=dict.fromkeys(map(str, range(MAX_TEXTS // 2 - 10)), "b")), 400),
+    "many stop tokens": (chat(stop_token_ids=[5] * (MAX_VALUES - 10)), 400),
+    "many allowed tokens": (chat(allowed_token_ids=[5] * (MAX_VALUES - 10)), 400),
+    "a large schema": (chat(response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}}), 200),
+    "many prompts": (completion(prompt=["hello world " * 1600] * 128), 200),
+    "tools that are none": (chat(tools=[{"type": "x"}] * (MAX_OBJECTS - 10)), 400),
+}
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[Live]:
+    async with live_server(tmp_path, ScriptedEngine(max_model_len=MAX_MODEL_LEN)) as live:
+        yield live
+
+
+async def post(live: Live, path: str, data: bytes) -> int:
+    """The status. Written in chunks, so that it is not the client that holds the loop up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", live.http.base_url.port)
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    writer.write(head.encode())
+    for start in range(0, len(data), CHUNK):
+        writer.write(data[start : start + CHUNK])
+        await writer.drain()
+    answer = await reader.read(-1)
+    writer.close()
+    return int(answer.split(b" ", 2)[1])
+
+
+async def longest_turn(work: Awaitable[Any]) -> tuple[Any, float]:
+    """The result, and for how much CPU time of this process the event loop had no turn at the longest. CPU time, since others have the
+    CPUs too."""
+    task, longest, before = asyncio.ensure_future(work), 0.0, time.process_time()
+    while not task.done():
+        await asyncio.sleep(0.001)
+        now = time.process_time()
+        longest, before = max(longest, now - before), now
+    return await task, longest
+
+
+def reading_s() -> float:
+    """CPU time of reading the most costly body."""
+    before = time.process_time()
+    ChatBody.model_validate_json(MOST[1])
+    return time.process_time() - before
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_the_loop_has_its_turn(live: Live, case: str) -> None:
+    (path, data), status = CASES[case]
+    statuses, held_s = await longest_turn(asyncio.gather(*(post(live, path, data) for _ in range(AT_ONCE))))
+    assert statuses == [status] * AT_ONCE
+    assert held_s < 3 * reading_s(), f"{held_s * 1000:.0f} ms"
+
+
+def test_many_parts_are_joined_in_one_go() -> None:
+    """Each as long as the whole so far would be hours: one 20 times as long takes about 20 times the time."""
+
+    def blocks(number: int) -> None:
+        content = [{"type": "text", "text": "x" * 300}] * number
+        MessagesBody.model_validate({"messages": [{"role": "user", "content": content}], "max_tokens": 1}).turns()
+
+    def calls(number: int) -> None:
+        item = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+        ResponsesBody.model_validate({"input": [item] * number}).turns()
+
+    def results(number: int) -> None:
+        in_words([{"role": "tool", "content": "x" * 300}] * number)
+
+    for work in (blocks, calls, results):
+        few, many = (min(_cpu_s(work, number) for _ in range(3)) for number in (2_000, 40_000))
+        assert many < 20 * few * 4, work.__name__
+
+
+def _cpu_s(work: Callable[[int], None], number: int) -> float:
+    gc.collect()
+    gc.disable()  # its share grows with what there is
+    try:
+        before = time.process_time()
+        work(number)
+        return time.process_time() - before
+    finally:
+        gc.enable()
