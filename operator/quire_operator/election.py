@@ -112,7 +112,7 @@ class Election:
         now = self._clock()
         self._seen = sighted(self._seen, lease, now)
         move = next_move(self._me, self._seen, now)
-        if move != "renew":
+        if move != "renew" or lease is None:
             self._until = NEVER
         if move == "wait":
             return

@@ -6,6 +6,7 @@ body of an event is never acted on; its namespace and label only name the LLMDep
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -118,15 +119,28 @@ def build_settings(others: Sequence[Watched] = ()) -> kopf.OperatorSettings:
 async def watch(
     settings: Settings, look_again: LookAgain, saw_version: SawVersion, others: Sequence[Watched] = ()
 ) -> None:
-    """Runs kopf until it is told to stop (SIGTERM, SIGINT) or cancelled."""
+    """Runs kopf until it is told to stop (SIGTERM, SIGINT) or cancelled; raises what ended it otherwise.
+
+    `kopf.operator` would wait 5 s at its end for every task of the process that is younger than it, the workers of the queues among them,
+    and then cancel those. Here they end with the process, and kopf's own tasks end themselves when they are cancelled.
+    """
     namespaces = settings.watch_namespaces
-    await kopf.operator(
+    tasks = await kopf.spawn_tasks(
         registry=build_registry(look_again, saw_version, others),
         settings=build_settings(others),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=namespaces,
     )
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
 
 
 def _count(kind: str) -> None:

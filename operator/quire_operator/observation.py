@@ -176,6 +176,15 @@ def kind_of(workload: Body) -> WorkloadKind:
     return "StatefulSet" if "serviceName" in spec else "Deployment"
 
 
+def pod_template_of(workload: Body) -> Body:
+    """Of the pods that answer requests."""
+    spec: Body = workload["spec"]
+    template: Body = (
+        spec["leaderWorkerTemplate"]["leaderTemplate"] if "leaderWorkerTemplate" in spec else spec["template"]
+    )
+    return template
+
+
 def _workload_view(body: Body) -> WorkloadView:
     metadata = body["metadata"]
     failure = find_condition(body.get("status", {}), "ReplicaFailure")

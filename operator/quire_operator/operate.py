@@ -17,7 +17,7 @@ import httpx2
 from lightkube.core.exceptions import ApiError
 
 from quire_operator import labels, telemetry
-from quire_operator.cluster import Cluster, connect, kinds
+from quire_operator.cluster import Cluster, connect, is_missing, kinds
 from quire_operator.cluster.lease import LeaseStore
 from quire_operator.controllers import Adapters, ModelCaches
 from quire_operator.election import TURN_S, Alone, Election, Leadership
@@ -53,7 +53,9 @@ class Operator:
         self._samples = Samples(settings.stale_after_s)
         self._verifier = Verifier(settings.router_url, changed=self._look_again)
         self._adapters = Adapters(cluster, changed=self._look_again_at_it, wanted=self._look_at_adapters)
-        self._reconciler = Reconciler(cluster, settings, self._samples, self._verifier, adapters=self._adapters.told)
+        self._reconciler = Reconciler(
+            cluster, settings, self._samples, self._verifier, adapters=self._adapters.told, gone=self._adapters.forget
+        )
         self._queue: WorkQueue[Key] = WorkQueue(self._led(self._reconciler, self._reconciler.follow))
         self._caches: WorkQueue[Key] = WorkQueue(self._led(ModelCaches(cluster, PodDefaults.from_settings(settings))))
         self._adapter_queue: WorkQueue[Key] = WorkQueue(self._led(self._adapters))
@@ -145,7 +147,7 @@ class Operator:
             }
             self._monitor.listed(versions, at=time.monotonic())
             for key in versions.keys() | set(self._samples.keys()):
-                self._queue.add(key)
+                self._look_again(key)
             self._synced = True
             if await self._resync_small_kinds():
                 return
@@ -200,10 +202,10 @@ class Operator:
         """What there is of it; None where its definition or the right to list it is missing."""
         try:
             return await self._cluster.list_all(self._settings.watch_namespaces, kinds.SMALL[kind.plural])
-        except ApiError as error:
-            if error.status.code not in (403, 404):
+        except httpx2.HTTPStatusError as error:
+            if not is_missing(error):
                 raise
-            log.debug("%s.%s are not served: %s", kind.plural, labels.GROUP, error.status.message)
+            log.debug("%s.%s are not served: %s", kind.plural, labels.GROUP, error)
             return None
 
     async def _resync_small_kinds(self) -> bool:

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Call it with a key; it is the work of the queue. `adapters` tells what its pods have; None: not known yet."""
+    """Call it with a key; it is the work of the queue. `adapters` tells what its pods have; None: not known yet. `gone` is told who is deleted."""
 
     def __init__(
         self,
@@ -57,11 +57,13 @@ class Reconciler:
         verifier: Verifier,
         *,
         adapters: Callable[[Deployment], tuple[AdapterReading, ...] | None] = lambda owner: None,
+        gone: Callable[[Key], None] = lambda key: None,
     ) -> None:
         self._cluster = cluster
         self._samples = samples
         self._verifier = verifier
         self._adapters = adapters
+        self._gone = gone
         self._url = f"{settings.router_url}/v1"
         self._defaults = PodDefaults.from_settings(settings)
         self._supplies = Supplies(cluster)
@@ -248,6 +250,7 @@ class Reconciler:
         self._verifier.forget(key)
         self._cluster.forget(key)
         self._supplies.forget(key)
+        self._gone(key)
         telemetry.forget(key.namespace, key.name)
 
 

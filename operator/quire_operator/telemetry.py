@@ -9,14 +9,14 @@ REGISTRY = CollectorRegistry()
 
 RECONCILE_SECONDS = Histogram(
     "quire_operator_reconcile_seconds",
-    "One look at one LLMDeployment, reads and writes included",
+    "One look at one object of any queue, reads and writes included",
     buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
     registry=REGISTRY,
 )
 RECONCILE_ERRORS = Counter(
     "quire_operator_reconcile_errors", "Looks that failed and are tried again", ["reason"], registry=REGISTRY
 )
-QUEUE_DEPTH = Gauge("quire_operator_queue_depth", "LLMDeployments waiting to be looked at", registry=REGISTRY)
+QUEUE_DEPTH = Gauge("quire_operator_queue_depth", "Objects waiting to be looked at, in all queues", registry=REGISTRY)
 WRITES = Counter("quire_operator_writes", "Requests that change something in the cluster", ["kind"], registry=REGISTRY)
 WATCH_EVENTS = Counter("quire_operator_watch_events", "Events the watches delivered", ["kind"], registry=REGISTRY)
 LAST_WATCH_EVENT = Gauge(

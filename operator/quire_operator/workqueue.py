@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from quire_operator import telemetry
+from quire_operator.backoff import backoff_s
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class WorkQueue(Generic[K]):
         elif key not in self._queued:
             self._queued.add(key)
             self._ready.put_nowait(key)
-            telemetry.QUEUE_DEPTH.set(len(self._queued))
+            telemetry.QUEUE_DEPTH.inc()
 
     def add_after(self, key: K, delay_s: float) -> None:
         """Look at the key after a while, unless something asks earlier; the earliest of several wins."""
@@ -61,10 +62,6 @@ class WorkQueue(Generic[K]):
             return
         self._drop_timer(key)
         self._timers[key] = loop.call_later(delay_s, self.add, key)
-
-    def backoff_s(self, failures: int) -> float:
-        """0.5, 1, 2, … up to 60 seconds."""
-        return min(BACKOFF_MIN_S * 2.0 ** min(failures - 1, 16), BACKOFF_MAX_S)
 
     async def run(self, workers: int) -> None:
         """Until cancelled."""
@@ -80,7 +77,7 @@ class WorkQueue(Generic[K]):
         while True:
             key = await self._ready.get()
             self._queued.discard(key)
-            telemetry.QUEUE_DEPTH.set(len(self._queued))
+            telemetry.QUEUE_DEPTH.dec()
             self._busy.add(key)
             try:
                 outcome = await self._attempt(key)
@@ -104,7 +101,7 @@ class WorkQueue(Generic[K]):
     def _settle(self, key: K, outcome: Outcome) -> None:
         if outcome.failed:
             self._failures[key] = self._failures.get(key, 0) + 1
-            self.add_after(key, self.backoff_s(self._failures[key]))
+            self.add_after(key, backoff_s(self._failures[key], BACKOFF_MIN_S, BACKOFF_MAX_S))
         else:
             self._failures.pop(key, None)
             if outcome.again_s is not None:

@@ -168,7 +168,8 @@ def _model_object(entry: ModelEntry) -> dict[str, object]:
         "object": "model",
         "created": entry.created_unix_s,
         "owned_by": "quire",
-        "root": entry.deployment.served_name,
+        "root": entry.id if entry.adapter else entry.deployment.served_name,
+        "parent": entry.deployment.served_name if entry.adapter else None,
         "deployment": entry.deployment.qualified_name,
         "ready_replicas": entry.num_ready,
     }

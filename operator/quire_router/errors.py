@@ -7,7 +7,8 @@
     └── InternalError        500: a fault of this router
     SettingsError            the start is refused; the message names the variable
     WatchError               one list or watch attempt failed; the watcher backs off and tries again
-    └── GoneError            the watch cannot be resumed (410, or no JSON): list again
+    ├── GoneError            the watch cannot be resumed (410, or no JSON): list again
+    └── AbsentError          the kind is not there, or not for this router (403, 404)
 
 No I/O here, and nothing of aiohttp: `app` turns a RouterError into a response.
 """
@@ -95,6 +96,10 @@ class WatchError(Exception):
 
 class GoneError(WatchError):
     """The watch cannot be resumed; a new list can."""
+
+
+class AbsentError(WatchError):
+    """The API server serves no such kind, or not to this router."""
 
 
 def error_body(message: str, *, kind: str, code: str | None, param: str | None = None) -> bytes:

@@ -28,7 +28,7 @@ from lightkube.config.client_adapter import ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ConfigError
 
-from quire_router.errors import GoneError, SettingsError, WatchError
+from quire_router.errors import AbsentError, GoneError, SettingsError, WatchError
 from quire_router.metrics import Metrics
 from quire_router.registry import Registry
 
@@ -48,11 +48,12 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind to watch: API path of its group and version, plural, and the label selector."""
+    """A kind to watch: API path of its group and version, plural, and the label selector. optional: it may be missing in the cluster."""
 
     api: str
     plural: str
     selector: str = ""
+    optional: bool = False
 
     def path(self, namespace: str) -> str:
         return f"{self.api}/namespaces/{namespace}/{self.plural}" if namespace else f"{self.api}/{self.plural}"
@@ -68,6 +69,7 @@ class Sink:
 
 
 LLMDEPLOYMENTS = Resource("apis/quire.dev/v1alpha1", "llmdeployments")
+LLMADAPTERS = Resource("apis/quire.dev/v1alpha1", "llmadapters", optional=True)
 ENDPOINTSLICES = Resource("apis/discovery.k8s.io/v1", "endpointslices", selector="quire.dev/deployment")
 
 
@@ -87,9 +89,10 @@ def connect() -> httpx2.AsyncClient:
 def watchers(
     client: httpx2.AsyncClient, registry: Registry, metrics: Metrics, *, namespaces: tuple[str, ...], timeout_s: float
 ) -> list[Watcher]:
-    """All watchers of one router: two per namespace, or two for all namespaces."""
+    """All watchers of one router: three per namespace, or three for all namespaces."""
     sinks = (
         (LLMDEPLOYMENTS, Sink(registry.replace_deployments, registry.apply_deployment, registry.remove_deployment)),
+        (LLMADAPTERS, Sink(registry.replace_adapters, registry.apply_adapter, registry.remove_adapter)),
         (ENDPOINTSLICES, Sink(registry.replace_slices, registry.apply_slice, registry.remove_slice)),
     )
     return [
@@ -161,6 +164,9 @@ class Watcher:
         self._metrics.watch_errors.labels(self.resource.plural, self.namespace).inc()
         if isinstance(error, GoneError):
             self._version = None
+        if isinstance(error, AbsentError) and self.resource.optional:
+            self._alive()  # the API server answers: there are none, or they are not for us
+            self.synced.set()
         if self._failures in (1, 5) or self._failures % 30 == 0:
             serving = (
                 "the last known state keeps serving" if self.synced.is_set() else "not ready before the first list"
@@ -258,7 +264,8 @@ class Watcher:
             403: "; the router's Role lacks this right, install it with the chart",
             404: "; its definition is not installed yet",
         }.get(status, "")
-        raise WatchError(f"the API server refuses {self.where} with {status}{hint}: {message}".rstrip(": "))
+        kind = AbsentError if status in (403, 404) else WatchError
+        raise kind(f"the API server refuses {self.where} with {status}{hint}: {message}".rstrip(": "))
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

@@ -37,7 +37,7 @@ class Metrics:
         self.retries = Counter(
             "quire_router_retries",
             "Requests sent to another endpoint before their first byte: connect (no connection), reset (closed before "
-            "an answer), unavailable (the pod answered 503).",
+            "an answer), unavailable (the pod answered 503), missing (the pod has not the adapter).",
             ["model", "reason"],
             registry=self.registry,
         )

@@ -3,8 +3,8 @@
 Called by `app` for each routed POST. The body is read whole (bounded) so that it can be sent again; the answer is
 streamed by `relay`. A client that leaves cancels the handler, which closes the connection to the pod at once.
 
-Until the client has got a byte, an endpoint that cannot be reached, breaks off or answers 503 is replaced by another
-one. A request that was already sent is sent again only once: should it be what kills the pods, it kills few.
+Until the client has got a byte, an endpoint that cannot be reached, breaks off, answers 503 or has not loaded the adapter that is asked
+for is replaced by another one. A request that was already sent is sent again only once: should it be what kills the pods, it kills few.
 Nothing here knows Kubernetes, or what is in the body besides `model`.
 """
 
@@ -32,7 +32,7 @@ from quire_router.metrics import Metrics
 from quire_router.registry import Registry, Route
 from quire_router.relay import REQUEST_ID, ClientLeftError, Relay, read_body
 from quire_router.settings import Settings
-from quire_router.upstream import RETRY_AFTER_S, AttemptError, send
+from quire_router.upstream import BUSY, NOT_THERE_YET, RETRY_AFTER_S, AttemptError, send
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +116,8 @@ class Proxy:
         model = model_of(body)
         route = self._route(model)
         record.model = route.deployment.served_name
-        if not route.deployment.knows(model):
-            body = rename(body, route.deployment.served_name)
+        if model != route.known_as:
+            body = rename(body, route.known_as)
         with self._metrics.in_flight.labels(record.model).track_inprogress():
             return await self._forward(request, route, body, record)
 
@@ -139,6 +139,7 @@ class Proxy:
 
     async def _forward(self, request: web.Request, route: Route, body: bytes, record: _Record) -> web.StreamResponse:
         upstream_headers = headers.to_upstream(request.headers, request_id=request[REQUEST_ID], remote=request.remote)
+        refusals = NOT_THERE_YET if route.adapter else BUSY
         tried: set[str] = set()
         sent_again = 0
         last: AttemptError | None = None
@@ -154,7 +155,7 @@ class Proxy:
             tried.add(endpoint.address)
             try:
                 with self._load.request(endpoint.address):
-                    return await self._attempt(request, endpoint, body, upstream_headers, record)
+                    return await self._attempt(request, endpoint, body, upstream_headers, record, refusals)
             except ClientLeftError:
                 record.code = CLIENT_LEFT
                 raise asyncio.CancelledError from None
@@ -162,6 +163,9 @@ class Proxy:
                 if error.final and error.answer is not None:
                     return error.answer
                 last = error
+                if error.reason == "missing":
+                    route = self._again(route)
+                    continue  # nothing is wrong with the pod
                 log.warning(
                     "%s of %s: %s (%s); request %s",
                     endpoint.pod, route.deployment.qualified_name, error.detail, error.reason, request[REQUEST_ID],
@@ -174,10 +178,15 @@ class Proxy:
                     # A pooled connection that the pod closed as it was used is no fault of the pod: it may be its only one.
                     if not any(other.address not in tried for other in route.usable):
                         tried.discard(endpoint.address)
-            route = self._registry.resolve(route.deployment.qualified_name) or Route(route.deployment, ())
+            route = self._again(route)
         if last is not None and last.answer is not None:
             return last.answer
         raise _unavailable(route, last, num_tried=len(tried))
+
+    def _again(self, route: Route) -> Route:
+        """The same LLMDeployment as it is now."""
+        deployment = route.deployment
+        return self._registry.resolve(deployment.qualified_name) or Route(deployment, (), deployment.served_name)
 
     async def _attempt(
         self,
@@ -186,10 +195,13 @@ class Proxy:
         body: bytes,
         upstream_headers: CIMultiDict[str],
         record: _Record,
+        refusals: frozenset[int],
     ) -> web.StreamResponse:
         url = URL(f"http://{endpoint.address}{request.rel_url.raw_path_qs}", encoded=True)
         started_s = time.monotonic()
-        upstream = await send(self._session, request.method, url, body=body, upstream_headers=upstream_headers)
+        upstream = await send(
+            self._session, request.method, url, body=body, upstream_headers=upstream_headers, refusals=refusals
+        )
         relay = Relay(request, upstream)
         try:
             self._metrics.upstream_latency.labels(record.model).observe(time.monotonic() - started_s)

@@ -5,7 +5,8 @@ clock, safe to call from one event loop only. A resolve is two dictionary look-u
 something changes. The last known state stays until something newer is fed, so a dead API server stops no traffic.
 
 Names: every LLMDeployment answers to `namespace/name`, always. Its served name and aliases go to the oldest object
-that claims them (creationTimestamp, then namespace and name); who lost a name is reported once, not at each event.
+that claims them (creationTimestamp, then namespace and name). What is left of the names goes to adapters: those of
+spec.adapters, the oldest LLMDeployment first, then LLMAdapters by age. Who lost a name is reported once, not at each event.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ class Deployment:
     aliases: tuple[str, ...]
     created: str
     weights: Weights = ()
+    adapters: tuple[str, ...] = ()
+    loaded: tuple[tuple[str, int], ...] = ()
+    """Ready pods that have an adapter, by its name, as the status tells."""
 
     @property
     def key(self) -> DeploymentKey:
@@ -43,17 +47,42 @@ class Deployment:
     def qualified_name(self) -> str:
         return f"{self.namespace}/{self.name}"
 
-    def knows(self, model: str) -> bool:
-        """Whether its pods answer to this name; `namespace/name` is known to the router only."""
-        return model == self.served_name or model in self.aliases
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What the router keeps of one LLMAdapter: another name that the pods of an LLMDeployment answer to."""
+
+    namespace: str
+    name: str
+    deployment: DeploymentKey
+    served_name: str
+    created: str
+
+    @property
+    def key(self) -> DeploymentKey:
+        return (self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a name leads. known_as: the name that the pods know; `namespace/name` is known to the router only."""
+
+    key: DeploymentKey
+    known_as: str
+    adapter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The answer to a model name: the LLMDeployment and its endpoints in every state."""
+    """The answer to a model name: the LLMDeployment, its endpoints in every state, and what to ask them for.
+
+    adapter: pods that are ready may not have it yet, or not any more.
+    """
 
     deployment: Deployment
     endpoints: tuple[Endpoint, ...]
+    known_as: str
+    adapter: bool = False
 
     @property
     def ready(self) -> tuple[Endpoint, ...]:
@@ -67,12 +96,13 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One line of /v1/models."""
+    """One line of /v1/models. num_ready: pods that answer to the name. adapter: it is one of the deployment's model."""
 
     id: str
     deployment: Deployment
     created_unix_s: int
     num_ready: int
+    adapter: bool = False
 
 
 def parse_deployment(manifest: Mapping[str, Any]) -> Deployment | None:
@@ -81,46 +111,66 @@ def parse_deployment(manifest: Mapping[str, Any]) -> Deployment | None:
     namespace, name = metadata.get("namespace"), metadata.get("name")
     if not (namespace and name):
         return None
-    model = (manifest.get("spec") or {}).get("model") or {}
+    spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
+    model = spec.get("model") or {}
     served_name = str(model.get("servedName") or name)
     aliases = tuple(dict.fromkeys(str(alias) for alias in model.get("aliases") or () if alias != served_name))
     created = str(metadata.get("creationTimestamp") or "")
-    return Deployment(namespace, name, served_name, aliases, created, parse_weights(manifest.get("status") or {}))
+    adapters = tuple(str(each["name"]) for each in spec.get("adapters") or ())
+    loaded = tuple((str(each["name"]), int(each.get("loaded") or 0)) for each in status.get("adapters") or ())
+    return Deployment(namespace, name, served_name, aliases, created, parse_weights(status), adapters, loaded)
+
+
+def parse_adapter(manifest: Mapping[str, Any]) -> Adapter | None:
+    """Read an LLMAdapter; None when it names no LLMDeployment (never from a real API server)."""
+    metadata, spec = manifest.get("metadata") or {}, manifest.get("spec") or {}
+    namespace, name, deployment = metadata.get("namespace"), metadata.get("name"), spec.get("deployment")
+    if not (namespace and name and deployment):
+        return None
+    created = str(metadata.get("creationTimestamp") or "")
+    return Adapter(namespace, name, (namespace, deployment), str(spec.get("servedName") or name), created)
+
+
+_Loss = tuple[str, DeploymentKey, DeploymentKey, bool]
+"""A name, who has it, who does not get it, and whether that is for an adapter."""
 
 
 class Registry:
-    """LLMDeployments and EndpointSlices as last seen, and the name table derived from them."""
+    """LLMDeployments, LLMAdapters and EndpointSlices as last seen, and the name table derived from them."""
 
     def __init__(self) -> None:
         self._deployments: dict[DeploymentKey, Deployment] = {}
+        self._adapters: dict[DeploymentKey, Adapter] = {}  # by (namespace, name of the adapter)
         self._slices: dict[DeploymentKey, Slice] = {}  # by (namespace, name of the slice)
         self._endpoints: dict[DeploymentKey, tuple[Endpoint, ...]] = {}
-        self._names: dict[str, DeploymentKey] = {}
-        self._reported: set[tuple[str, DeploymentKey, DeploymentKey]] = set()
+        self._names: dict[str, Target] = {}
+        self._reported: set[_Loss] = set()
 
     # -- asking
 
     def resolve(self, model: str) -> Route | None:
         """The LLMDeployment that answers to `model`, or None."""
-        key = self._names.get(model)
-        if key is None:
+        target = self._names.get(model)
+        if target is None:
             return None
-        return Route(self._deployments[key], self._endpoints.get(key, ()))
+        key = target.key
+        return Route(self._deployments[key], self._endpoints.get(key, ()), target.known_as, target.adapter)
 
     def models(self) -> list[ModelEntry]:
         """Every name a client may use, sorted; `namespace/name` only for objects that lost their served name."""
         entries = []
-        for name, key in sorted(self._names.items()):
-            deployment = self._deployments[key]
-            if name == deployment.qualified_name and self._names.get(deployment.served_name) == key:
+        for name, target in sorted(self._names.items()):
+            deployment = self._deployments[target.key]
+            own = self._names.get(deployment.served_name)
+            if name == deployment.qualified_name and own is not None and (own.key, own.adapter) == (target.key, False):
                 continue
-            entries.append(self._entry(name, key))
+            entries.append(self._entry(name, target))
         return entries
 
     def model(self, name: str) -> ModelEntry | None:
         """One entry by any name, `namespace/name` included."""
-        key = self._names.get(name)
-        return None if key is None else self._entry(name, key)
+        target = self._names.get(name)
+        return None if target is None else self._entry(name, target)
 
     def count_endpoints(self) -> Iterable[tuple[DeploymentKey, dict[EndpointState, int]]]:
         """Endpoints by state for each known LLMDeployment, zeros included."""
@@ -154,6 +204,28 @@ class Registry:
         """Take one deleted LLMDeployment."""
         parsed = _guarded(parse_deployment, manifest)
         if parsed is not None and self._deployments.pop(parsed.key, None) is not None:
+            self._derive_names()
+
+    def replace_adapters(self, scope: str, manifests: Iterable[Mapping[str, Any]]) -> None:
+        """Take a complete list of namespace `scope` ("" for all namespaces)."""
+        fresh = {
+            parsed.key: parsed for parsed in (_guarded(parse_adapter, item) for item in manifests) if parsed is not None
+        }
+        kept = {key: value for key, value in self._adapters.items() if scope and key[0] != scope}
+        self._adapters = kept | fresh
+        self._derive_names()
+
+    def apply_adapter(self, manifest: Mapping[str, Any]) -> None:
+        """Take one added or modified LLMAdapter."""
+        parsed = _guarded(parse_adapter, manifest)
+        if parsed is not None and self._adapters.get(parsed.key) != parsed:
+            self._adapters[parsed.key] = parsed
+            self._derive_names()
+
+    def remove_adapter(self, manifest: Mapping[str, Any]) -> None:
+        """Take one deleted LLMAdapter."""
+        parsed = _guarded(parse_adapter, manifest)
+        if parsed is not None and self._adapters.pop(parsed.key, None) is not None:
             self._derive_names()
 
     def replace_slices(self, scope: str, manifests: Iterable[Mapping[str, Any]]) -> None:
@@ -191,9 +263,12 @@ class Registry:
 
     # -- deriving
 
-    def _entry(self, name: str, key: DeploymentKey) -> ModelEntry:
-        route = Route(self._deployments[key], self._endpoints.get(key, ()))
-        return ModelEntry(name, route.deployment, _unix_s(route.deployment.created), len(route.ready))
+    def _entry(self, name: str, target: Target) -> ModelEntry:
+        deployment = self._deployments[target.key]
+        ready = sum(each.state is EndpointState.READY for each in self._endpoints.get(target.key, ()))
+        if target.adapter:
+            ready = min(ready, dict(deployment.loaded).get(name, 0))
+        return ModelEntry(name, deployment, _unix_s(deployment.created), ready, target.adapter)
 
     def _derive_endpoints(self, changed: Iterable[DeploymentKey]) -> None:
         for key in changed:
@@ -204,22 +279,43 @@ class Registry:
                 self._endpoints.pop(key, None)
 
     def _derive_names(self) -> None:
-        names = {deployment.qualified_name: key for key, deployment in self._deployments.items()}
-        lost: set[tuple[str, DeploymentKey, DeploymentKey]] = set()
-        oldest_first = sorted(self._deployments.values(), key=lambda item: (item.created or "9", item.key))
-        for deployment in oldest_first:
+        every = sorted(self._deployments.values(), key=lambda item: (item.created or "9", item.key))
+        names = {each.qualified_name: Target(each.key, each.served_name) for each in every}
+        lost: set[_Loss] = set()
+
+        def claim(name: str, key: DeploymentKey, *, adapter: bool) -> None:
+            winner = names.setdefault(name, Target(key, name, adapter))
+            if winner.key != key or (adapter and not winner.adapter):
+                lost.add((name, winner.key, key, adapter))
+
+        for deployment in every:
             for name in (deployment.served_name, *deployment.aliases):
-                winner = names.setdefault(name, deployment.key)
-                if winner != deployment.key:
-                    lost.add((name, winner, deployment.key))
+                claim(name, deployment.key, adapter=False)
+        for deployment in every:
+            for name in deployment.adapters:
+                claim(name, deployment.key, adapter=True)
+        for adapter in sorted(self._adapters.values(), key=lambda item: (item.created or "9", item.key)):
+            if adapter.deployment in self._deployments:
+                claim(adapter.served_name, adapter.deployment, adapter=True)
         self._names = names
-        for name, winner, loser in sorted(lost - self._reported):
-            log.warning(
-                "model name %r is claimed by the LLMDeployments %s/%s and %s/%s; the first keeps it (namespace/name belongs to its "
-                "object, else the older one wins), the second answers to %r only until its servedName or alias is changed",
-                name, *winner, *loser, "/".join(loser),
-            )  # fmt: skip
+        for loss in sorted(lost - self._reported):
+            _report(*loss)
         self._reported = lost
+
+
+def _report(name: str, winner: DeploymentKey, loser: DeploymentKey, adapter: bool) -> None:
+    if adapter:
+        log.warning(
+            "the adapter %r of the LLMDeployment %s/%s cannot be asked for: the name belongs to %s/%s already (models come before "
+            "adapters, older ones before younger ones); give it another name",
+            name, *loser, *winner,
+        )  # fmt: skip
+        return
+    log.warning(
+        "model name %r is claimed by the LLMDeployments %s/%s and %s/%s; the first keeps it (namespace/name belongs to its "
+        "object, else the older one wins), the second answers to %r only until its servedName or alias is changed",
+        name, *winner, *loser, "/".join(loser),
+    )  # fmt: skip
 
 
 def _guarded(parse: Callable[[Mapping[str, Any]], T | None], manifest: Mapping[str, Any]) -> T | None:

@@ -27,6 +27,10 @@ FINAL_CODES = frozenset({"queue_timeout", "try_again"})
 """Error codes of a 503 after which another pod is not asked: the client has waited its turn in a queue already, or a part of the answer
 was computed and lost. There the request itself may be what went wrong, and would on each pod in turn: its process was killed twice, or it
 grew more than all others. Whether all that is computed again is the client's to say, for whom `Retry-After` is there."""
+BUSY = frozenset({503})
+"""Answers after which another pod may do better."""
+NOT_THERE_YET = BUSY | {404}
+"""The same where an adapter is asked for: a pod that is new to it, or that was started again, answers as to an unknown model until it has it."""
 MAX_REFUSAL_BYTES = 64 * 1024
 REFUSAL_TIMEOUT_S = 5.0
 KEEPALIVE_S = 4.0
@@ -35,12 +39,12 @@ DEAD_S = 10
 """A host whose kernel has acknowledged nothing for so long is gone, and what waits for it fails: a request that went out on a pooled
 connection asks another pod, a stream ends with an error. Kubernetes needs some 40 s to find out."""
 
-Reason = Literal["connect", "reset", "unavailable"]
+Reason = Literal["connect", "reset", "unavailable", "missing"]
 
 
 @dataclass(eq=False)
 class AttemptError(Exception):
-    """One endpoint gave no usable answer. `answer` is its own 503; `final` says that no other pod should be asked."""
+    """One endpoint gave no usable answer. `answer` is its own refusal; `final` says that no other pod should be asked."""
 
     reason: Reason
     detail: str
@@ -81,9 +85,15 @@ def _socket(address: tuple[Any, ...]) -> socket.socket:
 
 
 async def send(
-    session: aiohttp.ClientSession, method: str, url: URL, *, body: bytes, upstream_headers: CIMultiDict[str]
+    session: aiohttp.ClientSession,
+    method: str,
+    url: URL,
+    *,
+    body: bytes,
+    upstream_headers: CIMultiDict[str],
+    refusals: frozenset[int] = BUSY,
 ) -> aiohttp.ClientResponse:
-    """Send the request and wait for the headers of the answer, which is not a 503; the caller closes it."""
+    """Send the request and wait for the headers of the answer, whose status is none of `refusals`; the caller closes it."""
     try:
         upstream = await session.request(
             method, url, data=io.BytesIO(body), headers=upstream_headers, allow_redirects=False
@@ -92,7 +102,7 @@ async def send(
         raise AttemptError("connect", str(error) or "no connection") from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise AttemptError("reset", str(error) or "closed before an answer") from error
-    if upstream.status != 503:
+    if upstream.status not in refusals:
         return upstream
     try:
         raise await _refused(upstream)
@@ -101,21 +111,22 @@ async def send(
 
 
 async def _refused(upstream: aiohttp.ClientResponse) -> AttemptError:
-    """A 503 before the first byte. The answer is kept for the case that no other endpoint does better."""
+    """A refusal before the first byte. The answer is kept for the case that no other endpoint does better."""
     try:
         async with asyncio.timeout(REFUSAL_TIMEOUT_S):
             body = await upstream.content.readexactly(MAX_REFUSAL_BYTES)
     except asyncio.IncompleteReadError as error:
         body = error.partial  # the whole of it, as it nearly always is
     except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-        return AttemptError("reset", str(error) or "closed or stuck within its 503")
+        return AttemptError("reset", str(error) or f"closed or stuck within its {upstream.status}")
     kept = headers.to_client(upstream.headers)
     kept.popall("Content-Length", None)
-    kept.setdefault("Retry-After", str(RETRY_AFTER_S))
     code, message = _error_of(body)
-    return AttemptError(
-        "unavailable", message, web.Response(status=503, headers=kept, body=body), final=code in FINAL_CODES
-    )
+    answer = web.Response(status=upstream.status, headers=kept, body=body)
+    if upstream.status != 503:
+        return AttemptError("missing", message, answer)
+    answer.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
+    return AttemptError("unavailable", message, answer, final=code in FINAL_CODES)
 
 
 def _error_of(body: bytes) -> tuple[str | None, str]:
@@ -124,4 +135,4 @@ def _error_of(body: bytes) -> tuple[str | None, str]:
         error = json.loads(body)["error"]
         return error.get("code"), str(error.get("message"))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None, "503"
+        return None, "an answer without an OpenAI error"

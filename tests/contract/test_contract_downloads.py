@@ -26,6 +26,7 @@ from helm_kit import render, variables
 from operator_kit import owner
 from quire_operator.resources import PodDefaults, build_pod_template
 from quire_operator.settings import Settings
+from threaded_server import served
 
 # Helm is built once from the Go module proxy where it is not in the cache yet.
 pytestmark = pytest.mark.timeout(3600)
@@ -60,16 +61,8 @@ def proxy() -> Iterator[tuple[str, list[str]]]:
                 other.sendall(chunk)
             other.shutdown(socket.SHUT_WR)
 
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    web.daemon_threads = True
-    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{web.server_address[1]}", asked
-    finally:
-        web.shutdown()
-        thread.join()
-        web.server_close()
+    with served(Handler) as url:
+        yield url, asked
 
 
 def settings(objects: list[Object], monkeypatch: pytest.MonkeyPatch) -> Settings:

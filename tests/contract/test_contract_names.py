@@ -14,6 +14,7 @@ from quire.metrics import EngineMetrics
 from quire.request import EngineReady, StepStats
 from quire_operator import labels
 from quire_operator.api import (
+    AdapterStatus,
     Engine,
     LLMAdapterSpec,
     LLMAdapterStatus,
@@ -103,6 +104,27 @@ def test_the_router_finds_endpoints_by_the_label_the_operator_sets() -> None:
     assert DEPLOYMENT_LABEL == labels.DEPLOYMENT
     code = sources(ROUTER)
     assert f"apis/{labels.API_VERSION}" in code and f'"{labels.PLURAL}"' in code
+
+
+def test_the_router_reads_the_names_of_adapters_where_the_api_has_them() -> None:
+    from quire_router.kube import LLMADAPTERS
+    from quire_router.registry import parse_adapter, parse_deployment
+
+    source = "hf://org/lora"
+    spec = Spec.model_validate({"model": {"source": "file:///m"}, "adapters": [{"name": "legal", "source": source}]})
+    status = Status(adapters=(AdapterStatus(name="legal", loaded=1, of=2),))
+    metadata = {"name": "smol", "namespace": "demo"}
+    manifest = {
+        "metadata": metadata,
+        "spec": spec.model_dump(by_alias=True),
+        "status": status.model_dump(by_alias=True),
+    }
+    deployment = parse_deployment(manifest)
+    assert deployment is not None and (deployment.adapters, deployment.loaded) == (("legal",), (("legal", 1),))
+    one = LLMAdapterSpec(deployment="smol", source=source, served_name="support")
+    adapter = parse_adapter({"metadata": {**metadata, "name": "x"}, "spec": one.model_dump(by_alias=True)})
+    assert adapter is not None and (adapter.deployment, adapter.served_name) == (("demo", "smol"), "support")
+    assert (LLMADAPTERS.api, LLMADAPTERS.plural) == (f"apis/{labels.API_VERSION}", labels.ADAPTERS)
 
 
 @pytest.mark.parametrize("path", [labels.PATH_LIVE, labels.PATH_READY, labels.PATH_METRICS])

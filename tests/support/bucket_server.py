@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import http.server
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from threaded_server import served
 
 ROLE = "arn:aws:iam::123456789012:role/models"
 FILES = {"config.json": b"{}", **{f"model-{n}.safetensors": bytes([n]) * 999 for n in range(6)}}
@@ -127,14 +128,5 @@ def store() -> Iterator[Store]:
         def log_message(self, format: str, *args: object) -> None:
             """Quiet."""
 
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    web.daemon_threads = True
-    made.url = f"http://127.0.0.1:{web.server_address[1]}"
-    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with served(Handler) as made.url:
         yield made
-    finally:
-        web.shutdown()
-        thread.join()
-        web.server_close()

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from real_api import RealApi
+from threaded_server import served
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
@@ -26,11 +27,15 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 @dataclass(frozen=True)
 class Fault:
-    """What becomes of one request. status: this answer instead of the server's. lost: the server does it, and the connection breaks before it says so."""
+    """What becomes of one request. status: this answer instead of the server's. lost: the server does it, and the connection breaks before it says so.
+
+    plain: the answer is text, as at a path that nobody serves.
+    """
 
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     lost: bool = False
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,22 +80,13 @@ def faulty_api(api: RealApi) -> Iterator[FaultyApi]:
     """In front of `api` until the block ends."""
     made = FaultyApi()
     folder: Path = api.certificates
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(made, api))
-    web.daemon_threads = True
-    web.block_on_close = False  # watches last
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "apiserver.crt", folder / "apiserver.key")
-    web.socket = context.wrap_socket(web.socket, server_side=True, do_handshake_on_connect=False)
-    made.url = f"https://127.0.0.1:{web.server_address[1]}"
-    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield made
-    finally:
-        web.shutdown()
-        thread.join()
-        made.cut()
-        web.server_close()
+    with served(_handler(made, api), tls=context) as made.url:
+        try:
+            yield made
+        finally:
+            made.cut()  # watches last
 
 
 def _handler(made: FaultyApi, api: RealApi) -> type[http.server.BaseHTTPRequestHandler]:
@@ -151,9 +147,11 @@ def _handler(made: FaultyApi, api: RealApi) -> type[http.server.BaseHTTPRequestH
             reason = {409: "Conflict", 429: "TooManyRequests"}.get(fault.status, "InternalError")
             content = json.dumps({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "a fault of the test",
                                   "reason": reason, "code": fault.status}).encode()  # fmt: skip
+            if fault.plain:
+                content = b"404 page not found\n"
             self.send_response(fault.status)
             for name, value in {
-                "Content-Type": "application/json",
+                "Content-Type": "text/plain; charset=utf-8" if fault.plain else "application/json",
                 "Content-Length": str(len(content)),
                 **fault.headers,
             }.items():

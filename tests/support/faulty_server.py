@@ -9,12 +9,13 @@ import hashlib
 import http.server
 import json
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from threaded_server import served
 
 COMMIT = "c" * 40
 
@@ -91,21 +92,12 @@ def faulty_server(
 ) -> Iterator[FaultyServer]:
     """Serve `files` until the block ends; over TLS with a `certificate` (key and certificate, PEM files)."""
     server = FaultyServer(dict(files), **options)  # type: ignore[arg-type]
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(server))
-    web.daemon_threads = True
-    server.url = f"{'https' if certificate else 'http'}://127.0.0.1:{web.server_address[1]}"
+    context = None
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate[1], certificate[0])
-        web.socket = context.wrap_socket(web.socket, server_side=True)
-    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with served(_handler(server), tls=context) as server.url:
         yield server
-    finally:
-        web.shutdown()
-        thread.join()
-        web.server_close()
 
 
 def _md5(content: bytes) -> str:

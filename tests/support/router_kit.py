@@ -48,6 +48,17 @@ def llmdeployment(name: str, *, namespace: str = "demo", created: str = "2026-01
     }
 
 
+def llmadapter(
+    name: str, deployment: str, *, namespace: str = "demo", created: str = "2026-01-01T00:00:00Z", **spec: Any
+) -> Object:
+    return {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMAdapter",
+        "metadata": {"name": name, "namespace": namespace, "creationTimestamp": created},
+        "spec": {"deployment": deployment, "source": "hf://org/lora", **spec},
+    }
+
+
 def endpointslice(
     deployment: str,
     *endpoints: Object,

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from threaded_server import served
+
 COMMIT = "f" * 40
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "big.bin": b"no"}
 
@@ -68,15 +70,8 @@ def tiny_hub(**options: str) -> Iterator[Hub]:
         def log_message(self, format: str, *args: object) -> None:
             """Quiet."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield hub
-    finally:
-        hub.over.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with served(Handler) as hub.url:
+        try:
+            yield hub
+        finally:
+            hub.over.set()

@@ -301,9 +301,10 @@ def test_leader_worker_sets_are_used_where_the_cluster_has_them(render: Render) 
         )
 
 
-def test_the_router_reads_two_kinds_and_nothing_else(render: Render) -> None:
+def test_the_router_reads_three_kinds_and_nothing_else(render: Render) -> None:
     expected = {
         ("quire.dev", "llmdeployments"): {"list", "watch"},
+        ("quire.dev", "llmadapters"): {"list", "watch"},
         ("discovery.k8s.io", "endpointslices"): {"list", "watch"},
     }
     assert granted(render(), "quire-router") == expected

@@ -51,6 +51,11 @@ class Spec(ApiModel):
                 f"engine.tensorParallelSize times engine.pipelineParallelSize needs more than {UNIT_MAX} pods for each replica: "
                 "give each pod more GPUs, or lower one of them",
             ),
+            rule(
+                "!has(self.adapters) || self.adapters.all(one, (!has(self.model.servedName) || one.name != self.model.servedName) && "
+                "(!has(self.model.aliases) || !self.model.aliases.exists(alias, alias == one.name)))",
+                "adapters must not be named like the model (model.servedName, model.aliases): requests for that name are the model's",
+            ),
         )
     )
 

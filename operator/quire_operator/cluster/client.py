@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,6 +32,18 @@ from quire_operator.status import Event
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 20.0
+
+_Child = tuple[str, str]
+"""Kind and name."""
+
+
+@dataclass(frozen=True)
+class _Applied:
+    """What was sent last (its hash), the version that it became, and the first field of it that the server threw away."""
+
+    mark: str
+    version: str
+    lost: str | None
 
 
 def connect(require: Callable[[], None] | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S) -> AsyncClient:
@@ -56,8 +69,8 @@ class Cluster:
     def __init__(self, client: AsyncClient, *, groups: bool = False) -> None:
         self.client = client
         self._groups = groups
-        self._settled: dict[tuple[str, str, str], tuple[str, str]] = {}
-        self._lost: dict[tuple[str, str, str], tuple[str, str | None]] = {}
+        self._applied: dict[Key, dict[_Child, _Applied]] = {}
+        """By the object that owns the child."""
 
     async def observe(self, key: Key) -> Observation | None:
         """None when the LLMDeployment is gone."""
@@ -91,8 +104,8 @@ class Cluster:
     async def _leader_worker_sets(self, key: Key) -> list[Body]:
         try:
             return await self._children(kinds.LeaderWorkerSet, key) if self._groups else []
-        except ApiError as error:
-            if error.status.code == 404:
+        except httpx2.HTTPStatusError as error:
+            if error.response.status_code == 404:
                 return []  # the definition is gone, and what there was of it
             raise
 
@@ -104,14 +117,14 @@ class Cluster:
         return found
 
     async def get(self, kind: kinds.Kind, name: str, namespace: str | None = None) -> Body | None:
-        """None where there is no such object."""
+        """None where there is no such object, or no such kind."""
         try:
             if namespace is None:
                 found: Body = await self.client.get(kind, name)
             else:
                 found = await self.client.get(kind, name, namespace=namespace)
-        except ApiError as error:
-            if error.status.code == 404:
+        except httpx2.HTTPStatusError as error:
+            if error.response.status_code == 404:
                 return None
             raise
         return found
@@ -124,8 +137,10 @@ class Cluster:
         """
         kind, metadata = wanted["kind"], wanted["metadata"]
         where = (kind, metadata["namespace"], metadata["name"])
+        owner = Key(metadata["namespace"], metadata["ownerReferences"][0]["name"])
         full = marked(wanted)
         mark = full["metadata"]["annotations"][labels.APPLIED_HASH]
+        before = self._applied.get(owner, {}).get((kind, metadata["name"]))
         if live is not None:
             theirs = live["metadata"].get("labels", {})
             ours = (labels.DEPLOYMENT, labels.MODEL_CACHE, labels.UNIT_PODS)
@@ -134,9 +149,10 @@ class Cluster:
                     f"{kind} {metadata['namespace']}/{metadata['name']} is there already and was not made by the operator: "
                     f"delete it, or give the {metadata['ownerReferences'][0]['kind']} another name"
                 )
-            version = live["metadata"]["resourceVersion"]
-            if self._settled.get(where) == (mark, version) or settled(full, live):
-                self._complain(where, mark)
+            same = before is not None and (before.mark, before.version) == (mark, live["metadata"]["resourceVersion"])
+            if same or settled(full, live):
+                if before is not None and before.mark == mark:
+                    _complain(where, before.lost)
                 return False
         written = await self._refusable(
             where,
@@ -144,22 +160,12 @@ class Cluster:
                 kinds.OF[kind], where[2], full, namespace=where[1], patch_type=PatchType.APPLY, force=True
             ),
         )
-        self._settled[where] = (mark, written["metadata"]["resourceVersion"])
         telemetry.WRITES.labels(kind=kind).inc()
         lost = dropped(wanted, written)
-        self._lost[where] = (mark, lost)
-        self._complain(where, mark)
+        applied = _Applied(mark, written["metadata"]["resourceVersion"], lost)
+        self._applied.setdefault(owner, {})[kind, metadata["name"]] = applied
+        _complain(where, lost)
         return True
-
-    def _complain(self, where: tuple[str, str, str], mark: str) -> None:
-        """The API server answers well when it throws a field away; without the field the pods would fail for no visible reason."""
-        known, lost = self._lost.get(where, ("", None))
-        if known == mark and lost is not None:
-            kind, namespace, name = where
-            raise ApplyError(
-                f"{kind} {namespace}/{name} was taken without {lost}, which this cluster does not support: "
-                "turn on the feature gate, upgrade the cluster, or do without the field"
-            )
 
     async def resize(self, key: Key, workload: str, replicas: int, kind: str = "Deployment") -> None:
         """Set the size of an old revision, whose template we no longer build."""
@@ -198,15 +204,11 @@ class Cluster:
             if error.status.code != 404:
                 raise
         telemetry.WRITES.labels(kind=kind.__name__).inc()
-        self._settled.pop((kind.__name__, key.namespace, name), None)
-        self._lost.pop((kind.__name__, key.namespace, name), None)
+        self._applied.get(key, {}).pop((kind.__name__, name), None)
 
     def forget(self, key: Key) -> None:
-        """Drop what is remembered about the children of a deleted LLMDeployment."""
-        for where in list(self._settled):
-            if where[1] == key.namespace and key.name in (where[2], where[2].rpartition("-")[0]):
-                del self._settled[where]
-                self._lost.pop(where, None)
+        """Drop what is remembered about the children of an object that is gone."""
+        self._applied.pop(key, None)
 
     async def set_scale(self, key: Key, replicas: int) -> None:
         """Give spec.replicas its first value, through /scale as an autoscaler would."""
@@ -303,15 +305,42 @@ class Cluster:
         return await self.listed(kind, key.namespace, {labels.DEPLOYMENT: key.name})
 
     async def _refusable(self, where: tuple[str, str, str], request: Awaitable[Any]) -> Any:
+        kind, namespace, name = where
         try:
             return await request
         except ApiError as error:
             if not _is_refusal(error):
                 raise
-            kind, namespace, name = where
             raise ApplyError(
                 f"{kind} {namespace}/{name} is refused by the API server: {error.status.message}"
             ) from error
+        except httpx2.HTTPStatusError as error:
+            if error.response.status_code != 404:
+                raise
+            raise ApplyError(
+                f"{kind} {namespace}/{name} cannot be made: this cluster has no {_group_of(kind)}; install what brings it, "
+                "upgrade the cluster, or do without it"
+            ) from error
+
+
+def _complain(where: tuple[str, str, str], lost: str | None) -> None:
+    """The API server answers well when it throws a field away; without the field the pods would fail for no visible reason."""
+    if lost is not None:
+        kind, namespace, name = where
+        raise ApplyError(
+            f"{kind} {namespace}/{name} was taken without {lost}, which this cluster does not support: "
+            "turn on the feature gate, upgrade the cluster, or do without the field"
+        )
+
+
+def is_missing(error: httpx2.HTTPStatusError) -> bool:
+    """There is no such kind, or no right to see it. A path that nobody serves is refused in plain text, which is no ApiError."""
+    return error.response.status_code in (403, 404)
+
+
+def _group_of(kind: str) -> str:
+    resource = kinds.OF[kind]._api_info.resource
+    return f"{resource.group}/{resource.version}".removeprefix("/")
 
 
 def _is_refusal(error: ApiError) -> bool:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import aiohttp
-from lightkube.core.exceptions import ApiError
+import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from quire_operator import labels
 from quire_operator.api import Adapter, AdapterPod, AdapterState, LLMAdapterSpec, LLMAdapterStatus
-from quire_operator.cluster import Cluster, kinds
+from quire_operator.cluster import Cluster, is_missing, kinds
 from quire_operator.controllers.report import now_text, ready_condition, ready_event
 from quire_operator.observation import Body, PodView, pod_views
 from quire_operator.policy.adapters import Failure, Task, Wanted, failed, path_of, plan_pod, winners
@@ -83,25 +83,37 @@ class Adapters:
         self._clock = clock
         self._clean: set[Key] = set()
         """Nobody asks for adapters of theirs and no pod has one: an LLMAdapter deleted while the operator was away left none behind."""
+        self._news: set[Key] = set()
+        """Of which something was heard since the look that is under way began."""
         self._told: dict[Key, tuple[AdapterReading, ...]] = {}
         self._failures: dict[Key, dict[str, _Memory]] = {}
         """By pod: what its present container did not do."""
         self._session: aiohttp.ClientSession | None = None
 
     def concern(self, key: Key) -> None:
-        """Some LLMAdapter names it, or did."""
+        """Some LLMAdapter names it, or did; or its own adapters are others."""
         self._clean.discard(key)
+        self._news.add(key)
 
     def concerns(self, key: Key) -> bool:
         """Whether a change of its pods matters here."""
         return key not in self._clean
 
+    def forget(self, key: Key) -> None:
+        """The LLMDeployment is gone."""
+        self._told.pop(key, None)
+        self._failures.pop(key, None)
+        self._clean.discard(key)
+        self._news.discard(key)
+
     def told(self, owner: Deployment) -> tuple[AdapterReading, ...] | None:
         """For its status; None while the pods have not been asked. Adapters that are new to it are looked at soon."""
-        if owner.spec.adapters and owner.key in self._clean:
-            self._clean.discard(owner.key)
-            self._wanted(owner.key)
-            return None
+        if owner.spec.adapters:
+            new = owner.key in self._clean
+            self.concern(owner.key)
+            if new:
+                self._wanted(owner.key)
+                return None
         return self._told.get(owner.key)
 
     async def close(self) -> None:
@@ -112,6 +124,7 @@ class Adapters:
     async def __call__(self, key: Key) -> Outcome:
         if not self.concerns(key):
             return Outcome()
+        self._news.discard(key)
         owner, bodies, found = await asyncio.gather(
             self._cluster.get(kinds.LLMDeployment, key.name, key.namespace),
             self._named(key),
@@ -132,19 +145,23 @@ class Adapters:
             await self._report(body, by_pod, winners(wanted))
         self._tell(key, by_pod, wanted, gone=owner is None)
         well = all(answer.clean for answer in answers)
-        if not wanted and not bodies and well and all(pod in ready or pod.terminating for pod in pods):
-            self._clean.add(key)
+        if owner is None and not pods:
+            self.forget(key)
+        elif not wanted and not bodies and well and all(pod in ready or pod.terminating for pod in pods):
             self._failures.pop(key, None)
+            if key not in self._news:
+                self._clean.add(key)
         now = self._clock()
-        waits = [failure.left_s(now) for each in memory.values() for failure in each.values()]
-        return Outcome(again_s=min(waits, default=None))
+        # Of the pods that can be asked: what the others did not do is looked at when they are ready again.
+        waits = (_left_s(memory[_container(pod)], now) for pod in ready)
+        return Outcome(again_s=min((each for each in waits if each is not None), default=None))
 
     async def _named(self, key: Key) -> list[Body]:
         """The LLMAdapters that name it; none where that kind is not served."""
         try:
             found = await self._cluster.listed(kinds.LLMAdapter, key.namespace, {})
-        except ApiError as error:
-            if error.status.code not in (403, 404):
+        except httpx2.HTTPStatusError as error:
+            if not is_missing(error):
                 raise
             return []
         return [
@@ -261,6 +278,13 @@ def _reading(name: str, by_pod: Mapping[str, _Answer]) -> AdapterReading:
     pod, worst = next((pod, each) for pod, each in sorted(told.items()) if each.state != "Loaded")
     reason: Literal["NotSupported", "LoadFailed"] = "NotSupported" if worst.state == "NotSupported" else "LoadFailed"
     return AdapterReading(name, loaded, of, reason, f"{loaded} of {of} ready pods have it; pod {pod}: {worst.message}")
+
+
+def _left_s(memory: _Memory, now: float) -> float | None:
+    """Seconds until one pod is worth another try; None: it has done all. One that does not say what it has is not told to do more."""
+    if _ASK in memory:
+        return memory[_ASK].left_s(now)
+    return min((failure.left_s(now) for failure in memory.values()), default=None)
 
 
 def _owner(wanted: Wanted) -> str:

@@ -39,6 +39,7 @@ class ModelCaches:
     async def __call__(self, key: Key) -> Outcome:
         body = await self._cluster.get(kinds.ModelCache, key.name, key.namespace)
         if body is None or "deletionTimestamp" in body["metadata"]:
+            self._cluster.forget(key)
             return Outcome()
         try:
             owner = CacheOwner(

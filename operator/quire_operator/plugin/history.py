@@ -12,7 +12,7 @@ from typing import Any
 
 from quire_operator import labels
 from quire_operator.api import Status
-from quire_operator.observation import Body, workload_views
+from quire_operator.observation import Body, pod_template_of, workload_views
 from quire_operator.policy import to_seconds
 
 NOT_SAID = frozenset({labels.REVISION, labels.APPLIED_HASH, labels.INTENT_HASH})
@@ -39,8 +39,7 @@ def history_of(status: Status, workloads: Sequence[Body], *, now: float) -> tupl
     entries: list[Entry] = []
     before: Mapping[str, str] | None = None
     for view in views:
-        template = bodies[view.name]["spec"]["template"]
-        flat = dict(flatten(template))
+        flat = dict(flatten(pod_template_of(bodies[view.name])))
         entries.append(
             Entry(
                 name=view.revision,

@@ -15,7 +15,7 @@ from lightkube.core.exceptions import ApiError
 from lightkube.types import PatchType
 
 from quire_operator import labels
-from quire_operator.cluster import kinds
+from quire_operator.cluster import is_missing, kinds
 from quire_operator.errors import PluginError
 from quire_operator.observation import Body, role_of
 from quire_operator.plugin.config import Flags, choose
@@ -74,10 +74,17 @@ class Reach:
         return self._children(kinds.Pod, name, revision)
 
     def workloads(self, name: str) -> list[Body]:
-        """One of each revision."""
+        """One of each revision. LeaderWorkerSets as far as the cluster has them and the person may see them."""
         sets = self._children(kinds.StatefulSet, name, None)
+        try:
+            groups = self._children(kinds.LeaderWorkerSet, name, None)
+        except httpx2.HTTPStatusError as error:
+            if not is_missing(error):
+                raise
+            groups = []
         return [
             *self._children(kinds.Deployment, name, None),
+            *groups,
             *(each for each in sets if role_of(each) == labels.LEADER),
         ]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quire_operator.backoff import backoff_s
+
 FIRST_S, MOST_S = 2.0, 300.0
 """A load that failed is tried again after 2 s, 4 s, … 5 min."""
 UNSUPPORTED_S = 600.0
@@ -32,7 +34,7 @@ class Failure:
 
     def left_s(self, now: float) -> float:
         """Seconds until it is worth another try."""
-        wait = min(FIRST_S * 2.0 ** min(self.count - 1, 16), MOST_S) if self.supported else UNSUPPORTED_S
+        wait = backoff_s(self.count, FIRST_S, MOST_S) if self.supported else UNSUPPORTED_S
         return max(self.at + wait - now, 0.0)
 
 

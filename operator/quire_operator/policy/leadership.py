@@ -39,9 +39,9 @@ class Sighting:
 
 
 def sighted(before: Sighting | None, lease: LeaseView | None, now: float) -> Sighting | None:
-    """A version that was seen before keeps its time."""
+    """A version that was seen before keeps its time. A Lease that is deleted goes on until it would have run out: its holder may not know yet."""
     if lease is None:
-        return None
+        return before if before is not None and before.lease.holder and left_s(before, now) > 0 else None
     return before if before is not None and before.lease.version == lease.version else Sighting(lease, now)
 
 

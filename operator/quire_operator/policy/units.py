@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from quire_operator.backoff import backoff_s
 from quire_operator.observation import PodView
 
 FIRST_S, MOST_S = 10.0, 300.0
@@ -74,7 +75,7 @@ def plan_unit(unit: Unit, now: float) -> UnitPlan:
         return UnitPlan(state=after, delete=tuple(pod.name for pod in old if not pod.terminating), ready=False)
     uids = {pod.uid for pod in live}
     if any(pod.engine_restarts for pod in live) or (state.members and set(state.members) != uids):
-        left = _wait_s(state) - _since_s(state, now)
+        left = backoff_s(state.restarts, FIRST_S, MOST_S) - _since_s(state, now)
         if state.restarts and left > 0:
             return UnitPlan(ready=False, again_s=left)
         members = tuple(sorted(uids | set(state.members)))
@@ -99,7 +100,3 @@ def whole(unit: Unit) -> bool:
 def _since_s(state: UnitState, now: float) -> float:
     """Absolute: an operator whose clock was ahead must not hold a unit up for as long as it was."""
     return abs(now - state.at)
-
-
-def _wait_s(state: UnitState) -> float:
-    return min(FIRST_S * 2.0 ** min(state.restarts - 1, 16), MOST_S)

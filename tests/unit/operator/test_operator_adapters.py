@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from lightkube.generic_resource import create_api_info
 
 from live_server import live_server
 from operator_kit import body
 from quire_operator import labels
-from quire_operator.cluster import Cluster
+from quire_operator.cluster import Cluster, kinds
 from quire_operator.controllers import Adapters
 from quire_operator.policy.adapters import (
     FIRST_S,
@@ -76,6 +77,10 @@ class Engine:
         self.loaded: dict[str, str] = {}
         self.refuse: int | None = None
         self.together: asyncio.Barrier | None = None
+        self.silent = False
+        self.asked = asyncio.Event()
+        self.hold: asyncio.Event | None = None
+        """Until then it does not say what it has."""
         self.calls: list[str] = []
 
     def app(self) -> web.Application:
@@ -86,6 +91,11 @@ class Engine:
         return app
 
     async def models(self, _: web.Request) -> web.Response:
+        self.asked.set()
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.silent:
+            return web.Response(status=500)
         data: list[dict[str, Any]] = [{"id": "base", "root": "base", "parent": None}]
         data += [{"id": name, "root": path, "parent": "base"} for name, path in self.loaded.items()]
         return web.json_response({"object": "list", "data": data})
@@ -168,8 +178,8 @@ class Bench:
             self.ready(name)
         return name
 
-    def ready(self, name: str) -> None:
-        condition = {"type": "Ready", "status": "True"}
+    def ready(self, name: str, status: str = "True") -> None:
+        condition = {"type": "Ready", "status": status}
         self.api.patch(f"{self.pods}/{name}/status", {"status": {"conditions": [condition]}})
 
     async def look(self, name: str = "support") -> dict[str, Any]:
@@ -275,6 +285,83 @@ async def test_a_pod_without_an_answer_is_asked_again_also_without_adapters(benc
     assert bench.controller.concerns(bench.key) and bench.again_s is not None
 
 
+async def test_a_pod_that_is_not_ready_any_more_is_not_waited_for(bench: Bench, engines: list[Engine]) -> None:
+    """Its failure is long over, and nothing is tried before it is ready: looking again at once would never end."""
+    engines[0].refuse = 400
+    bench.adapter("support")
+    name = bench.pod(engines[0])
+    await bench.look()
+    assert bench.again_s == FIRST_S
+    bench.ready(name, "False")
+    bench.now += MOST_S
+    await bench.look()
+    assert bench.again_s is None
+    bench.ready(name)
+    engines[0].refuse = None
+    assert (await bench.look())["summary"] == "1/1"
+
+
+async def test_a_pod_that_does_not_say_what_it_has_is_asked_more_and_more_seldom(
+    bench: Bench, engines: list[Engine]
+) -> None:
+    """Whatever else it did not do before."""
+    engines[0].refuse = 400
+    bench.adapter("support")
+    bench.pod(engines[0])
+    await bench.look()
+    engines[0].silent = True
+    for wait_s in (FIRST_S, 2 * FIRST_S, 4 * FIRST_S):
+        bench.now += MOST_S
+        await bench.look()
+        assert bench.again_s == wait_s
+        await bench.look()
+        assert bench.again_s == wait_s, "nothing is tried before"
+
+
+async def test_an_adapter_that_comes_while_a_look_is_under_way_is_not_overlooked(
+    bench: Bench, engines: list[Engine]
+) -> None:
+    engines[0].hold = asyncio.Event()
+    bench.pod(engines[0])
+    async with asyncio.timeout(30):
+        first = asyncio.create_task(bench.controller(bench.key))
+        await engines[0].asked.wait()
+        bench.adapter("support")
+        bench.controller.concern(bench.key)
+        engines[0].hold.set()
+        await first
+    assert bench.controller.concerns(bench.key), "the queue looks once more, and must not be told that there is nothing"
+    assert (await bench.look())["summary"] == "1/1"
+
+
+async def test_nothing_is_remembered_of_one_that_is_gone(bench: Bench, engines: list[Engine]) -> None:
+    bench.own()
+    name = bench.pod(engines[0])
+    await bench.look()
+    assert not bench.controller.concerns(bench.key)
+    bench.controller.forget(bench.key)
+    bench.api.client.delete(f"/apis/quire.dev/v1alpha1/namespaces/{bench.namespace}/llmdeployments/smol")
+    bench.api.client.delete(f"{bench.pods}/{name}", params={"gracePeriodSeconds": 0})
+    await bench.look()
+    kept = [value for value in vars(bench.controller).values() if isinstance(value, set | dict)]
+    assert not any(bench.key in each for each in kept)
+
+
+async def test_where_the_kind_is_not_served_there_are_none(
+    bench: Bench, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that nobody serves is refused in plain text."""
+
+    class Nowhere(kinds.LLMAdapter):
+        _api_info = create_api_info("nowhere.quire.dev", "v1", "LLMAdapter", "llmadapters")
+
+    monkeypatch.setattr(kinds, "LLMAdapter", Nowhere)
+    bench.own({"name": "mine", "source": "hf://org/mine"})
+    bench.pod(engines[0])
+    await bench.controller(bench.key)
+    assert engines[0].loaded == {"mine": "org/mine"}
+
+
 async def test_slow_adapters_are_loaded_at_the_same_time(bench: Bench, engines: list[Engine]) -> None:
     names = {"a", "b", "c"}
     for name in names:
@@ -346,6 +433,7 @@ async def test_adapters_of_the_spec_are_kept_beside_llmadapters(bench: Bench, en
 
 
 async def test_adapters_that_are_new_in_a_spec_are_noticed(bench: Bench) -> None:
+    bench.own()
     await bench.look()
     assert not bench.controller.concerns(bench.key), "nobody asks for any"
     spec = {"adapters": [{"name": "mine", "source": "file:///a"}]}

@@ -11,7 +11,8 @@ from operator_kit import DEFAULTS, KEY, body, owner
 from quire_operator import labels
 from quire_operator.cluster import Cluster, kinds
 from quire_operator.errors import ApplyError
-from quire_operator.resources import build_deployment, build_hpa, build_pod_template, build_service
+from quire_operator.resources import build_deployment, build_hpa, build_pod_template, build_service, build_workload
+from quire_operator.resources.units import build_workers
 from quire_operator.status import Event
 from scripted_api import ScriptedApi, scripted_api
 
@@ -84,10 +85,15 @@ async def test_an_object_of_somebody_else_is_neither_overwritten_nor_adopted(
 
 
 async def test_nothing_is_remembered_of_a_deleted_one(api: ScriptedApi, cluster: Cluster) -> None:
-    await cluster.apply(build_service(owner()), None)
-    await cluster.apply(deployment(), None)
+    """Nor of workers of units, whose names have more parts."""
+    large = owner({"engine": {"tensorParallelSize": 2}})
+    template = build_pod_template(large, DEFAULTS)
+    leaders = build_workload(large, "abc", template, 1, kind="StatefulSet")
+    for wanted in (build_service(large), deployment(), leaders, build_workers(large, leaders, 0)):
+        await cluster.apply(wanted, None)
+    assert cluster._applied
     cluster.forget(KEY)
-    assert cluster._settled == {}
+    assert cluster._applied == {}
 
 
 async def test_what_the_server_rewrites_is_not_fought_over(api: ScriptedApi, cluster: Cluster) -> None:

@@ -145,6 +145,12 @@ INVALID: dict[str, tuple[Object, str]] = {
     "adapters": (
         llmd(adapters=[{"name": "a", "source": "file:///a"}, {"name": "a", "source": "file:///b"}]),
         "adapters must have names of their own"),
+    "an adapter with the model's name": (
+        llmd(model={**HF, "servedName": "a"}, adapters=[{"name": "a", "source": "file:///a"}]),
+        "adapters must not be named like the model"),
+    "an adapter with another name of the model": (
+        llmd(model={**HF, "aliases": ["b", "a"]}, adapters=[{"name": "a", "source": "file:///a"}]),
+        "adapters must not be named like the model"),
     "ranks": (
         llmd(engine={"tensorParallelSize": 6}, resources={"gpus": 4}), "must be a multiple of the GPUs of each pod"),
     "ranks of devices": (

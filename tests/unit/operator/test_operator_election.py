@@ -36,7 +36,9 @@ def test_a_version_keeps_the_time_it_was_seen_first() -> None:
     assert first is not None and sighted(first, HELD, 9.0) is first
     renewed = LeaseView("other", "8", 10.0)
     assert sighted(first, renewed, 9.0) == Sighting(renewed, 9.0)
-    assert sighted(first, None, 9.0) is None
+    assert sighted(first, None, 9.0) is first, "it was deleted, and its holder may not know"
+    assert sighted(first, None, 15.0) is None
+    assert sighted(Sighting(LeaseView("", "7", 10.0), 5.0), None, 9.0) is None, "it was given back"
 
 
 # -- several, stopped anywhere
@@ -120,6 +122,31 @@ def test_there_are_never_two_and_one_in_the_end(happens: list[tuple[int, float, 
             assert sum(one.leading for one in all_of_them) <= 1
     assert sum(one.leading for one in all_of_them) == 1
     for each in lives:
+        each.close()
+
+
+def test_who_saw_the_lease_that_somebody_deletes_waits_for_its_holder() -> None:
+    server, [one, other], [life, others] = electors(2)
+    while not one.leading:
+        life.send(None)
+    for _ in range(6):
+        others.send(None)
+    server.lease = None
+    for _ in range(20):
+        others.send(None)
+        assert one.leading and not other.leading
+    server.now += 2.0
+    for _ in range(8):
+        life.send(None)
+    assert one.leading and server.lease is not None
+    server.lease = None
+    for _ in range(12):
+        server.now += 1.0
+        for _ in range(6):
+            others.send(None)
+            assert not (one.leading and other.leading)
+    assert other.leading, "its holder is gone"
+    for each in (life, others):
         each.close()
 
 

@@ -85,3 +85,24 @@ def test_watches_that_break_or_fall_silent_and_a_server_that_is_gone(stage: Stag
     stage.until("one", lambda: stage.sizes() == {revision: 1})
     between.deaf = False
     assert stage.bench.process.poll() is None and stage.bench.answers("/healthz")
+
+
+def test_without_the_small_kinds_it_works_and_begins_anew_when_they_come(
+    api: RealApi, tmp_path: Path, between: FaultyApi
+) -> None:
+    """Paths that nobody serves are refused in plain text."""
+
+    def choose(asked: Asked) -> Fault | None:
+        small = asked.path.endswith(("/modelcaches", "/llmadapters"))
+        return Fault(404, plain=True) if small and not asked.writes else None
+
+    between.choose = choose
+    with operator_process(api, tmp_path, server=between.url) as bench:
+        bench.create("LLMDeployment", "llmdeployments", "smol", {"model": {"source": "file:///m"}})
+        bench.until("the workload", lambda: bench.items("/apis/apps/v1", "deployments"))
+        looks = bench.looks()
+        bench.until("it goes on", lambda: bench.looks() > looks + 2)
+        said = bench.log.read_text()
+        assert "llmadapters.quire.dev cannot be listed: without them" in said and "Traceback" not in said
+        between.choose = lambda asked: None
+        bench.until("it ends, to begin anew with them", lambda: bench.process.poll() == 0)

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from lightkube.generic_resource import create_api_info
 
 from operator_kit import DEFAULTS, body, owner, workloads
 from quire_operator.cluster import Cluster, kinds
@@ -84,3 +85,22 @@ async def test_a_field_that_the_server_drops_is_told_each_time(api: RealApi, rea
             await real_cluster.apply(wanted, live)
     fine = build_deployment(of, "abc", build_pod_template(owner(), DEFAULTS), 1)
     assert await real_cluster.apply(fine, live)
+
+
+async def test_a_kind_that_the_cluster_does_not_have_becomes_a_sentence(
+    real_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that nobody serves is refused in plain text, as ResourceClaimTemplates are before Kubernetes 1.34."""
+
+    class Nowhere(kinds.ResourceClaimTemplate):
+        _api_info = create_api_info("nowhere.quire.dev", "v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+
+    monkeypatch.setitem(kinds.OF, "ResourceClaimTemplate", Nowhere)
+    assert await real_cluster.get(Nowhere, "x", "default") is None
+    [wanted] = [
+        each
+        for each in objects({"resources": {"devices": {"deviceClassName": "gpu.example"}}})
+        if each["kind"] == "ResourceClaimTemplate"
+    ]
+    with pytest.raises(ApplyError, match=r"this cluster has no nowhere\.quire\.dev/v1; install"):
+        await real_cluster.apply(wanted, None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from operator_kit import DEFAULTS, owner, workloads
 from operator_process import GROUP, OperatorProcess, operator_process
 from quire_operator import labels
 from quire_operator.observation import PodView, pod_view
+from quire_operator.plugin.config import Flags
+from quire_operator.plugin.history import history_of
+from quire_operator.plugin.reach import Reach
 from quire_operator.policy.units import MOST_S, WELL_S, Unit, UnitPlan, UnitState, plan_unit
 from quire_operator.resources import build_pod_template, build_supplies, build_workload
 from quire_operator.resources.units import build_workers
@@ -438,6 +443,11 @@ def test_a_leader_worker_set_is_made_and_sized_without_its_controller_which_cann
         bench.until("another set", lambda: len(bench.items(*groups)) == 2)
         [fresh] = [each for each in bench.items(*groups) if each["metadata"]["labels"][labels.REVISION] != revision]
         make(fresh)
+        (tmp_path / "person").write_text(json.dumps(api.kubeconfig()))
+        flags = Flags(namespace=bench.namespace, kubeconfig=str(tmp_path / "person"))
+        with closing(Reach(flags)) as reach:
+            told = history_of(reach.parsed("smol").status, reach.workloads("smol"), now=time.time())
+        assert [each.name for each in told] == [fresh["metadata"]["labels"][labels.REVISION], revision]
 
         def sizes() -> list[int]:
             field.play()

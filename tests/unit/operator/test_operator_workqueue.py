@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from quire_operator.workqueue import Outcome, WorkQueue
+from quire_operator import telemetry
+from quire_operator.backoff import backoff_s
+from quire_operator.workqueue import BACKOFF_MAX_S, BACKOFF_MIN_S, Outcome, WorkQueue
 
 
 @asynccontextmanager
@@ -143,9 +145,40 @@ async def test_again_s_comes_back_and_the_earliest_wins() -> None:
         assert queue._timers["b"].when() - asyncio.get_running_loop().time() <= 50
 
 
-def test_the_backoff_grows_to_a_minute() -> None:
+def test_the_backoff_doubles_up_to_a_bound() -> None:
+    assert [backoff_s(n, BACKOFF_MIN_S, BACKOFF_MAX_S) for n in (1, 2, 3, 7, 8, 50, 10**6)] == [
+        0.5,
+        1,
+        2,
+        32,
+        60,
+        60,
+        60,
+    ]
+    assert backoff_s(0, 2.0, 300.0) == 2.0, "never less than the first wait"
+
+
+async def test_the_depth_is_of_all_queues_together() -> None:
+    looked: asyncio.Queue[str] = asyncio.Queue()
+
     async def work(key: str) -> Outcome:
+        looked.put_nowait(key)
         return Outcome()
 
-    queue: WorkQueue[str] = WorkQueue(work)
-    assert [queue.backoff_s(n) for n in (1, 2, 3, 7, 8, 50)] == [0.5, 1, 2, 32, 60, 60]
+    one: WorkQueue[str] = WorkQueue(work)
+    other: WorkQueue[str] = WorkQueue(work)
+
+    def depth() -> float:
+        return telemetry.REGISTRY.get_sample_value("quire_operator_queue_depth") or 0.0
+
+    before = depth()
+    for key in ("a", "b", "a"):
+        one.add(key)
+    other.add("c")
+    assert depth() == before + 3
+    async with running(other), asyncio.timeout(5):
+        assert await looked.get() == "c"
+    assert depth() == before + 2
+    async with running(one), asyncio.timeout(5):
+        assert {await looked.get(), await looked.get()} == {"a", "b"}
+    assert depth() == before

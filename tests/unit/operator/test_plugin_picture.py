@@ -179,6 +179,16 @@ def test_history_tells_what_each_revision_changed() -> None:
     assert "engine --max-num-seqs: 8 -> 4" in drawn(screen.revisions([new, old]))
 
 
+def test_history_reads_leader_worker_sets_too() -> None:
+    status = parse_status({"status": rolling()})
+    groups = [workload("old", STARTED, "--max-num-seqs=8"), workload("new", "2026-01-01T00:04:00Z", "--max-num-seqs=4")]
+    for each in groups:
+        pod = each["spec"].pop("template")
+        each["spec"]["leaderWorkerTemplate"] = {"size": 2, "leaderTemplate": pod, "workerTemplate": {}}
+    new, old = history_of(status, groups, now=NOW)
+    assert (new.name, new.changes, old.name) == ("new", ("engine --max-num-seqs: 8 -> 4",), "old")
+
+
 def started(name: str, state: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"name": name, "state": state, "restartCount": 0, **more}
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from quire_router.endpoints import EndpointState
-from router_kit import FakePod, Kit, eventually, running
+from router_kit import FakePod, Kit, eventually, llmadapter, running
 
 
 async def reset(request: web.Request) -> web.StreamResponse:
@@ -188,6 +188,44 @@ async def test_models_are_merged_and_found_by_any_name() -> None:
         for name, status in (("org/model", 200), ("demo/org-model", 200), ("nope", 404)):
             async with kit.client.get(f"{kit.url}/v1/models/{name}") as response:
                 assert response.status == status
+
+
+async def unknown(_: web.Request) -> web.StreamResponse:
+    error = {"error": {"message": "the model is not here", "code": "model_not_found"}}
+    return web.json_response(error, status=404)
+
+
+async def test_a_request_for_an_adapter_reaches_a_pod_that_has_it() -> None:
+    async with running() as kit:
+        has, lacks = await kit.pod("has"), await kit.pod("lacks", unknown)
+        await kit.deploy("m", has, lacks)
+        await kit.kube.put("llmadapters", llmadapter("support", "m"))
+        await eventually("support is known", lambda: kit.router.registry.resolve("support") is not None)
+        for _ in range(20):
+            assert (await kit.chat("support"))[0] == 200
+        assert {json.loads(body)["model"] for body in has.bodies} == {"support"}, "under the name that the pods know"
+        assert lacks.bodies and await kit.metric("quire_router_retries_total", model="m", reason="missing") == len(
+            lacks.bodies
+        )
+        async with kit.client.get(f"{kit.url}/v1/models/support") as response:
+            told = await response.json()
+        assert (told["root"], told["parent"], told["ready_replicas"]) == ("support", "m", 0)
+
+        has.script = unknown
+        status, body, headers = await kit.chat("support")
+        assert (status, body["error"]["message"]) == (404, "the model is not here"), (
+            "nobody has it: the pod's own words"
+        )
+        assert "Retry-After" not in headers
+
+
+async def test_a_pod_that_does_not_know_its_model_is_passed_on() -> None:
+    """Only adapters come and go in a pod."""
+    async with running() as kit:
+        pods = [await kit.pod(name, unknown) for name in "ab"]
+        await kit.deploy("m", *pods)
+        assert (await kit.chat())[0] == 404
+        assert sum(len(each.bodies) for each in pods) == 1
 
 
 async def test_with_none_ready_the_answer_is_503_at_once_with_a_hint() -> None:

@@ -21,7 +21,7 @@ from quire_router.errors import BadRequestError, SettingsError
 from quire_router.registry import Registry
 from quire_router.sse import MAX_HELD_BYTES, EventCutter
 from quire_router.traffic import Weights, parse_weights
-from router_kit import endpointslice, llmdeployment, pod
+from router_kit import endpointslice, llmadapter, llmdeployment, pod
 
 DICE = random.Random(1)
 READY, NOT_READY, TERMINATING = EndpointState.READY, EndpointState.NOT_READY, EndpointState.TERMINATING
@@ -108,6 +108,45 @@ def test_a_served_name_cannot_take_the_qualified_name_of_another_object() -> Non
     registry.apply_deployment(llmdeployment("thief", servedName="demo/victim", created="2020-01-01T00:00:00Z"))
     registry.apply_deployment(llmdeployment("victim", created="2026-01-01T00:00:00Z"))
     assert names(registry) == {"demo/thief": "demo/thief", "victim": "demo/victim"}
+
+
+def test_adapters_are_names_of_their_deployment(caplog: pytest.LogCaptureFixture) -> None:
+    registry = Registry()
+    own = llmdeployment("m", aliases=["small"])
+    own["spec"]["adapters"] = [{"name": "legal", "source": "file:///legal"}]
+    own["status"] = {"adapters": [{"name": "legal", "loaded": 1, "of": 2}, {"name": "support", "loaded": 0, "of": 2}]}
+    registry.apply_adapter(llmadapter("a", "m", servedName="support"))
+    assert registry.resolve("support") is None, "its LLMDeployment is not there"
+    registry.apply_deployment(own)
+    registry.apply_slice(endpointslice("m", pod("10.0.0.1"), pod("10.0.0.2")))
+    for name, known_as, adapter in (
+        ("m", "m", False), ("small", "small", False), ("demo/m", "m", False), ("legal", "legal", True), ("support", "support", True),
+    ):  # fmt: skip
+        route = registry.resolve(name)
+        assert route is not None and route.deployment.name == "m" and len(route.ready) == 2
+        assert (route.known_as, route.adapter) == (known_as, adapter)
+    assert [(entry.id, entry.adapter, entry.num_ready) for entry in registry.models()] == [
+        ("legal", True, 1), ("m", False, 2), ("small", False, 2), ("support", True, 0),
+    ]  # fmt: skip
+
+    with caplog.at_level(logging.WARNING):
+        registry.apply_adapter(llmadapter("again", "m", servedName="legal"))
+        assert caplog.messages == [], "the pods are the same: whose it is, is the operator's to say"
+        registry.apply_deployment(llmdeployment("younger", created="2026-02-01T00:00:00Z", aliases=["legal"]))
+        registry.apply_adapter(llmadapter("thief", "younger", servedName="m"))
+    assert names(registry)["legal"] == "demo/younger", "models come before adapters"
+    assert names(registry)["m"] == "demo/m"
+    assert [("'legal'" in each, "'m'" in each, "cannot be asked for" in each) for each in caplog.messages] == [
+        (True, False, True), (False, True, True),
+    ]  # fmt: skip
+    registry.replace_adapters("elsewhere", [])
+    assert registry.resolve("support") is not None
+    registry.replace_adapters("demo", [])
+    assert registry.resolve("support") is None
+    registry.apply_adapter(llmadapter("a", "m"))
+    assert registry.resolve("a") is not None, "its own name is the default"
+    registry.remove_adapter(llmadapter("a", "m"))
+    assert registry.resolve("a") is None
 
 
 def test_endpoints_may_come_before_or_after_their_deployment_and_survive_it() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.server
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from live_server import ids_of, live_server
 from scripted_engine import ScriptedEngine
+from threaded_server import served
 
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry's SDK is an extra")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="its exporter too")
@@ -115,15 +115,8 @@ def collector(status: int) -> Iterator[tuple[str, list[ExportTraceServiceRequest
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1/traces", came
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with served(Handler) as url:
+        yield f"{url}/v1/traces", came
 
 
 @pytest.mark.parametrize("status", [200, 400])
