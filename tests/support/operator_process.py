@@ -65,6 +65,7 @@ class OperatorProcess:
         self.granted = grant(api, self.objects, users) if beside is None else beside.granted
         ports = {name: free_port() for name in ("METRICS_PORT", "HEALTH_PORT", "METRICS_API_PORT")}
         self.metrics = f"http://127.0.0.1:{ports['METRICS_PORT']}/metrics"
+        self.metrics_api = f"https://127.0.0.1:{ports['METRICS_API_PORT']}"
         self._health = f"http://127.0.0.1:{ports['HEALTH_PORT']}"
         own = {
             "HOST": "127.0.0.1",
@@ -102,6 +103,31 @@ class OperatorProcess:
         body = {"apiVersion": "quire.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
         answer = self.api.create(self.path(GROUP, plural), body, dry_run=False)
         assert answer.status_code == 201, answer.text
+
+    def register(self, api_services: str) -> None:
+        """Make its APIServices, as the chart does, and wait until it serves them."""
+        for each in self.objects:
+            if each["kind"] == "APIService":
+                assert self.api.create(api_services, each, dry_run=False).status_code == 201
+        self.until("it serves", lambda: self.answers("/readyz"))
+
+    def updated(self, name: str) -> str | None:
+        """The revision of an LLMDeployment that is wanted, as the status tells."""
+        status = (self.api.get(self.path(GROUP, "llmdeployments", name)) or {}).get("status") or {}
+        revision: str | None = status.get("updatedRevision")
+        return revision
+
+    def arrive(self, name: str) -> None:
+        """A pod of the wanted revision is ready; nothing answers at its address."""
+        workload = self.api.get(self.path("/apis/apps/v1", "deployments", f"{name}-{self.updated(name)}"))
+        assert workload is not None
+        metadata = {"name": "arrived", "labels": workload["spec"]["template"]["metadata"]["labels"]}
+        pods = self.path("/api/v1", "pods")
+        body = {"metadata": metadata, "spec": {"containers": [{"name": "engine", "image": "x"}]}}
+        answer = self.api.create(pods, body, dry_run=False)
+        assert answer.status_code == 201, answer.text
+        ready = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.api.patch(f"{pods}/arrived/status", {"status": ready})
 
     def until(self, what: str, seen: Callable[[], object]) -> None:
         until(what, lambda: None if seen() else "not yet", deadline_s=120, log=self.log)

@@ -17,6 +17,7 @@ import httpx
 from cluster import prerequisites, wait
 from cluster.errors import DeadlineError
 from cluster.progress import Progress
+from dashboards import cluster_panels
 
 
 def program(name: str) -> str:
@@ -42,6 +43,16 @@ def filled_in(query: str, window: str = "10s") -> str:
     for variable, value in (("$__rate_interval", window), ("$model", ".*"), ("$instance", ".*"), ("$namespace", ".*")):
         query = query.replace(variable, value)
     return query
+
+
+OF_TROUBLE = ("reconcile_errors", "scrapes_total", "metrics_api_requests", "certificate_expiry")
+"""What an operator tells only where something is refused, a pod is ready, or the metrics API is on."""
+
+
+def operator_queries() -> list[str]:
+    """What the dashboard asks of the operator, as Grafana sends it."""
+    queries = {query.text for row in cluster_panels.ROWS for panel in row.panels for query in panel.queries}
+    return sorted(filled_in(query) for query in queries if "quire_operator_" in query)
 
 
 class Prometheus:

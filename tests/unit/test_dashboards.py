@@ -1,5 +1,5 @@
 """The dashboards: their files are fresh, and every query of them has data in a real Prometheus that scrapes a real engine and a real
-router under load, and (in `operator/test_operator_whole.py`) the operator's process.
+router under load, and (in `operator/test_operator_whole.py` and `test_operator_rights.py`) the operator's process.
 
 So have the queries that dashboards, scaling rules and endpoint pickers ask about vLLM, of the same engine.
 """
@@ -205,7 +205,7 @@ def test_only_engine_metrics_are_asked_for_on_their_own_dashboard() -> None:
 
 
 def test_everything_that_router_and_operator_tell_is_on_the_dashboard() -> None:
-    """And nothing else: what has no data in these tests (`operator/test_operator_whole.py`) is at least told under this name."""
+    """And nothing else."""
     told = {
         family.name + ("_total" if family.type == "counter" else "_bucket" if family.type == "histogram" else "")
         for registry in (RouterMetrics(lambda: ()).registry, telemetry.REGISTRY)

@@ -16,6 +16,7 @@ import pytest
 
 from helm_kit import variables
 from operator_process import GROUP, OperatorProcess, free_port, operator_process
+from prometheus_kit import operator_queries, prometheus
 from quire_operator.cluster import Cluster
 from quire_operator.cluster.trust import SecretStore
 from real_api import EVERYWHERE, ROUTER, RealApi
@@ -54,18 +55,11 @@ def used(events: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
     return found
 
 
-def updated(bench: OperatorProcess) -> str | None:
-    """The revision that is wanted, as the status tells."""
-    return ((bench.api.get(bench.path(GROUP, "llmdeployments", "smol")) or {}).get("status") or {}).get(
-        "updatedRevision"
-    )
-
-
 def unit(bench: OperatorProcess) -> None:
     """A unit of two pods begins anew when its leader does, and goes with its revision."""
     sets, pods = bench.path("/apis/apps/v1", "statefulsets"), bench.path("/api/v1", "pods")
-    bench.until("the first status", lambda: updated(bench))
-    name = f"smol-{updated(bench)}"
+    bench.until("the first status", lambda: bench.updated("smol"))
+    name = f"smol-{bench.updated('smol')}"
     bench.until("its leaders", lambda: bench.api.get(f"{sets}/{name}"))
     leaders = bench.api.get(f"{sets}/{name}") or {}
     bench.until("its workers", lambda: bench.api.get(f"{sets}/{name}-0"))
@@ -86,19 +80,6 @@ def unit(bench: OperatorProcess) -> None:
     ended = {"name": "engine", "image": "x", "imageID": "x", "ready": False, "restartCount": 1, "state": {}}
     bench.api.patch(f"{pods}/{name}-0/status", {"status": {"containerStatuses": [ended]}})
     bench.until("both are gone", lambda: not bench.items("/api/v1", "pods"))
-
-
-def arrive(bench: OperatorProcess) -> None:
-    """A pod of the wanted revision is ready: what was kept for the way back is not needed any more."""
-    workload = bench.api.get(bench.path("/apis/apps/v1", "deployments", f"smol-{updated(bench)}"))
-    assert workload is not None
-    metadata = {"name": "arrived", "labels": workload["spec"]["template"]["metadata"]["labels"]}
-    pods = bench.path("/api/v1", "pods")
-    body = {"metadata": metadata, "spec": {"containers": [{"name": "engine", "image": "x"}]}}
-    answer = bench.api.create(pods, body, dry_run=False)
-    assert answer.status_code == 201, answer.text
-    ready = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-    bench.api.patch(f"{pods}/arrived/status", {"status": ready})
 
 
 def live_through(bench: OperatorProcess) -> None:
@@ -146,10 +127,10 @@ def live_through(bench: OperatorProcess) -> None:
         "autoscaling": {"maxReplicas": 2, "targets": {"queueSize": "4"}},
     }
     hpa = bench.path("/apis/autoscaling/v2", "horizontalpodautoscalers", "smol")
-    before = updated(bench)
+    before = bench.updated("smol")
     bench.api.patch(own, {"spec": less})
-    bench.until("the last revision", lambda: updated(bench) != before)
-    arrive(bench)
+    bench.until("the last revision", lambda: bench.updated("smol") != before)
+    bench.arrive("smol")  # what was kept for the way back is not needed any more
     bench.until("the autoscaler", lambda: bench.api.get(hpa))
     bench.until(
         "the claim is let go",
@@ -219,15 +200,25 @@ def api_services(api: RealApi) -> Iterator[str]:
         api.client.delete(f"{where}/{version}.custom.metrics.k8s.io")
 
 
+def trouble(bench: OperatorProcess, folder: Path) -> None:
+    """A pod is ready and does not answer, an object is refused, the metrics API is asked by a stranger: all has data that the dashboard
+    asks of an operator."""
+    bench.until("a revision", lambda: bench.updated("smol"))
+    bench.arrive("smol")
+    too_much = {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}
+    bench.create("LLMDeployment", "llmdeployments", "refused", {"model": HUB, "resources": too_much})
+    assert httpx.get(f"{bench.metrics_api}/apis", verify=False, trust_env=False).status_code == 401
+    (where := folder / "prometheus").mkdir()
+    with prometheus(where, [bench.metrics.split("/")[2]]) as live:
+        assert not [query for query in operator_queries() if not live.has(query, deadline_s=30)]
+
+
 async def test_everywhere_with_the_metrics_api_nothing_is_refused_either(
     api: RealApi, tmp_path: Path, api_services: str
 ) -> None:
     """What only this mode asks for: the certificate and the aggregator's trust. All else is asked for with the same verbs."""
     with operator_process(api, tmp_path, everywhere=True) as bench, router_process(bench, tmp_path):
-        for each in bench.objects:
-            if each["kind"] == "APIService":
-                assert api.create(api_services, each, dry_run=False).status_code == 201
-        bench.until("it serves", lambda: bench.answers("/readyz"))
+        bench.register(api_services)
         model = {"model": HUB, "autoscaling": {"maxReplicas": 2, "targets": {"queueSize": "4"}}}
         bench.create("LLMDeployment", "llmdeployments", "smol", model)
         bench.until("the workload", lambda: bench.items("/apis/apps/v1", "deployments"))
@@ -239,6 +230,7 @@ async def test_everywhere_with_the_metrics_api_nothing_is_refused_either(
         values = await secret.read()
         assert values is not None and await secret.write(values)
         await client.close()
+        trouble(bench, tmp_path)
     events = api.audited(user=EVERYWHERE)
     assert not refused(events)
     only_here = {(group, resource, verb) for group, resource, verb in granted(bench.granted["quire-operator"])
