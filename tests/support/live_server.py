@@ -50,6 +50,7 @@ class Live:
     engine: ScriptedEngine
     frontend: Frontend
     http: httpx.AsyncClient
+    server: uvicorn.Server
 
     async def chat(self, content: str = "hi", **fields: Any) -> httpx.Response:
         body = {"model": "tiny", "messages": [{"role": "user", "content": content}], **fields}
@@ -112,7 +113,7 @@ async def live_server(
     url = f"http://127.0.0.1:{port}"
     try:
         async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            yield Live(url, engine, frontend, http)
+            yield Live(url, engine, frontend, http, server)
     finally:
         server.should_exit = True
         await serving

@@ -216,6 +216,14 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+async def test_nothing_waits_for_the_client_to_acknowledge(tmp_path: Path) -> None:
+    """A head and its body are two writes; with Nagle's algorithm the second one waits 40 ms."""
+    async with live_server(tmp_path, ScriptedEngine()) as live:
+        assert (await live.http.get("/version")).status_code == 200
+        sockets = [one.transport.get_extra_info("socket") for one in live.server.server_state.connections]
+        assert [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in sockets] == [1]
+
+
 async def test_streams_are_never_compressed(tmp_path: Path) -> None:
     async with live_server(tmp_path, ScriptedEngine(lambda _: LONG)) as live:
         live.http.headers["accept-encoding"] = "gzip, br, zstd"
