@@ -72,3 +72,10 @@ def prove_acted_on(cluster: Cluster, namespace: str, name: str, replicas: int) -
     patch_spec(cluster, namespace, name, {"replicas": replicas, "autoscaling": None})
     cluster.wait(f"hpa/{name}", "delete", namespace=namespace, deadline_s=120)
     wait_ready(cluster, namespace, name)
+
+
+def everything(cluster: Cluster, namespace: str) -> set[str]:
+    """All objects of a namespace, whatever their kind and labels. Events stay for an hour by design."""
+    kinds = cluster.kubectl("api-resources", "--namespaced", "--verbs=list,delete", "-o", "name").split()
+    wanted = ",".join(kind for kind in kinds if not kind.startswith("events"))
+    return set(cluster.kubectl("get", wanted, "-n", namespace, "-o", "name").split())

@@ -73,14 +73,20 @@ def identities(cluster: Cluster, namespace: str, name: str) -> set[tuple[str, in
     }
 
 
-def answered(cluster: Cluster, namespace: str, name: str) -> Counter[str]:
-    """Requests finished so far, by revision, as the pods themselves count them."""
+def events(cluster: Cluster, namespace: str, name: str, kind: str = "LLMDeployment") -> list[tuple[str, str]]:
+    """Type and reason of each Event about the object; the operator writes one each time it tells something."""
+    which = f"involvedObject.kind={kind},involvedObject.name={name}"
+    found = cluster.kubectl_json("get", "events", "-n", namespace, f"--field-selector={which}")["items"]
+    return [(item["type"], item["reason"]) for item in found]
+
+
+def answered(cluster: Cluster, namespace: str, name: str, by: str = "quire.dev/revision") -> Counter[str]:
+    """Requests finished so far as the pods themselves count them, by a label of theirs."""
     out: Counter[str] = Counter()
     for pod in pods(cluster, namespace, name):
         address = pod["status"].get("podIP")
         if address is None:
             continue
         page = httpx.get(f"http://{address}:8000/metrics", timeout=10, trust_env=False).text
-        revision = pod["metadata"]["labels"]["quire.dev/revision"]
-        out[revision] += round(sum(float(value) for value in FINISHED.findall(page)))
+        out[pod["metadata"]["labels"][by]] += round(sum(float(value) for value in FINISHED.findall(page)))
     return out

@@ -47,11 +47,3 @@ def test_a_start_that_fails_reaches_the_condition(
     assert ready["status"] == "False"
     assert said in ready["message"], ready
     stack.kubectl("delete", f"llmd/{name}", "-n", namespace, "--wait=true", "--timeout=60s")
-
-
-def test_a_condition_clears_when_the_mistake_is_mended(stack: Cluster, namespace: str) -> None:
-    llmd.apply(stack, namespace, llmd.example("mended", model={"source": "file:///models/nothing.gguf"}))
-    llmd.wait(stack, namespace, "mended", "jsonpath={.status.phase}=Failed", deadline_s=120)
-    llmd.apply(stack, namespace, llmd.example("mended"))
-    llmd.wait_ready(stack, namespace, "mended")
-    assert "nothing.gguf" not in llmd.condition(stack, namespace, "mended", "Ready").get("message", "")

@@ -11,21 +11,14 @@ from stack import llmd
 NAME = "leaving"
 
 
-def everything(cluster: Cluster, namespace: str) -> set[str]:
-    """All objects of a namespace, whatever their kind and labels. Events stay for an hour by design."""
-    kinds = cluster.kubectl("api-resources", "--namespaced", "--verbs=list,delete", "-o", "name").split()
-    wanted = ",".join(kind for kind in kinds if not kind.startswith("events"))
-    return set(cluster.kubectl("get", wanted, "-n", namespace, "-o", "name").split())
-
-
 def test_delete_leaves_nothing(stack: Cluster, namespace: str) -> None:
     for standard in ("serviceaccount/default", "configmap/kube-root-ca.crt"):  # Kubernetes adds them to each namespace
         stack.wait(standard, "create", namespace=namespace, deadline_s=60)
-    before = everything(stack, namespace)
+    before = llmd.everything(stack, namespace)
     autoscaling = {"minReplicas": 1, "maxReplicas": 2, "targets": {"queueSize": "4"}}
     llmd.apply(stack, namespace, llmd.example(NAME, replicas=None, autoscaling=autoscaling))
     llmd.wait_ready(stack, namespace, NAME)
-    children = everything(stack, namespace) - before
+    children = llmd.everything(stack, namespace) - before
     assert {re.split(r"[./]", name)[0] for name in children} >= {
         "llmdeployment",
         "deployment",
@@ -38,6 +31,6 @@ def test_delete_leaves_nothing(stack: Cluster, namespace: str) -> None:
     stack.kubectl("delete", f"llmd/{NAME}", "-n", namespace, "--wait=true", "--timeout=60s")
 
     def left() -> str | None:
-        return " ".join(sorted(everything(stack, namespace) - before)) or None
+        return " ".join(sorted(llmd.everything(stack, namespace) - before)) or None
 
     wait.until("everything of the LLMDeployment goes", left, deadline_s=120, interval_s=1)

@@ -43,9 +43,8 @@ def _problems(pod: PodView) -> Iterator[Problem]:
     status = pod.body.get("status", {})
     scheduled = find_condition(status, "PodScheduled")
     if scheduled is not None and scheduled.get("status") == "False":
-        yield Problem(
-            "Unschedulable", f"pod {pod.name} cannot be scheduled: {scheduled.get('message', 'no reason given')}"
-        )
+        text = f"pod {pod.name} cannot be scheduled; change spec.resources or spec.template, or add a node that fits"
+        yield Problem("Unschedulable", _with(text, scheduled.get("message", "no reason given")))
         return
     for kind, where in (("initContainerStatuses", "init container"), ("containerStatuses", "container")):
         for container in status.get(kind) or ():
@@ -61,7 +60,8 @@ def _container_problem(where: str, container: Mapping[str, Any]) -> Problem | No
     if waiting is not None:
         reason = waiting.get("reason", "")
         if reason in _PULL:
-            text = f"{where}: the image {container.get('image', '')} cannot be pulled"
+            image = container.get("image", "")
+            text = f"{where}: the image {image} cannot be pulled; check its name, the registry and spec.imagePullSecrets"
             return Problem("ImagePullBackOff", _with(text, waiting.get("message")), fatal=True)
         if reason in _CANNOT_START:
             return Problem(reason, _with(f"{where} cannot start", waiting.get("message")), fatal=True)
