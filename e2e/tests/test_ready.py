@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cluster.handle import Cluster
@@ -37,10 +39,10 @@ def test_a_pod_that_is_ready_and_answers_nothing_is_not_called_ready(stack: Clus
     llmd.apply(stack, namespace, broken)
     never: list[str] = []
 
-    def told(found: dict[str, object]) -> bool:
-        ready = next((each for each in found.get("conditions", []) if each["type"] == "Ready"), {})  # type: ignore[attr-defined]
-        never.extend([ready["message"]] if ready.get("status") == "True" else [])
-        return bool(never) or ready.get("reason") == "CompletionFailed"
+    def told(found: dict[str, Any]) -> bool:
+        if rollouts.reason(found, "Ready") == "Answering":
+            never.append(found["summary"])
+        return bool(never) or rollouts.reason(found, "Ready") == "CompletionFailed"
 
     found = rollouts.until(stack, namespace, NAME, "the failed completion", told, deadline_s=120)
     assert not never, found

@@ -70,7 +70,9 @@ def test_a_unit_is_ready_when_all_its_pods_are_and_counts_as_one(
 ) -> None:
     leader, worker = unit["leader"], unit["worker"]
     assert ready_at(leader) >= ready_at(worker)
-    told = [{each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]} for pod in (leader, worker)]
+    told = [
+        {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]} for pod in (leader, worker)
+    ]
     address = f"{leader['metadata']['name']}.{NAME}-units.{namespace}"
     assert told[1]["LWS_LEADER_ADDRESS"] == address and told[0]["LWS_GROUP_SIZE"] == told[1]["LWS_GROUP_SIZE"] == "2"
     found = rollouts.status(stack, namespace, NAME)

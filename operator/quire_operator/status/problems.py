@@ -61,7 +61,9 @@ def _container_problem(where: str, container: Mapping[str, Any]) -> Problem | No
         reason = waiting.get("reason", "")
         if reason in _PULL:
             image = container.get("image", "")
-            text = f"{where}: the image {image} cannot be pulled; check its name, the registry and spec.imagePullSecrets"
+            text = (
+                f"{where}: the image {image} cannot be pulled; check its name, the registry and spec.imagePullSecrets"
+            )
             return Problem("ImagePullBackOff", _with(text, waiting.get("message")), fatal=True)
         if reason in _CANNOT_START:
             return Problem(reason, _with(f"{where} cannot start", waiting.get("message")), fatal=True)

@@ -28,14 +28,14 @@ CASES = [
             ]
         },
         "Unschedulable",
-        "Insufficient nvidia.com/gpu",
+        "add a node that fits: 0/2 nodes: Insufficient nvidia.com/gpu",
         False,
     ),
     (container({"waiting": {"reason": "ErrImagePull", "message": "not found"}}), "ImagePullBackOff", "not found", True),
     (
         container({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}),
         "ImagePullBackOff",
-        "quire/runtime:x",
+        "quire/runtime:x cannot be pulled; check its name, the registry and spec.imagePullSecrets: Back-off",
         True,
     ),
     (
