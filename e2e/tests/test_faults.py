@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -14,12 +16,17 @@ from cluster.local import LocalProvider
 from stack import llmd, release
 from stack.ask import stream_chat
 from stack.load import Load
+from stack.progress import StepFailed
 
 pytestmark = pytest.mark.alone
 
 NAME = "surviving"
 LOST_S = 60.0
 """Longer than it takes until Kubernetes takes a dead node's pods off the Service (some 40 s)."""
+BREAKS_S = 30.0
+"""Longer than a router waits for a word of a node that is gone (10 s), shorter than a client waits for the next piece."""
+STREAMS = 4
+"""At the same time, so that each of the two pods has some."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +52,19 @@ def model_pods(cluster: Cluster, namespace: str) -> set[tuple[str, str]]:
     return {(pod["metadata"]["uid"], pod["spec"]["nodeName"]) for pod in found}
 
 
+def long_answer(router: str, begun: threading.Semaphore) -> tuple[bool, float]:
+    """Whether it came whole, and when it ended."""
+    whole = False
+    try:
+        pieces = stream_chat(router, NAME, "Tell me a very long story about the sea.", max_tokens=512)
+        next(pieces)
+        begun.release()
+        whole = bool(list(pieces))
+    except (httpx.HTTPError, StepFailed):
+        pass
+    return whole, time.monotonic()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("daemon", ["apiserver", "etcd"])
 def test_clients_notice_nothing_of_a_restart(
@@ -67,9 +87,13 @@ def test_requests_are_answered_while_a_node_is_gone(
     alive = [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
     [(name, kept)] = [(pod["metadata"]["name"], pod["spec"]["nodeName"]) for pod in alive]
     [lost] = {node for _, node in model_pods(stack, namespace)} - {kept}
+    begun, pool = threading.Semaphore(0), ThreadPoolExecutor(STREAMS)
+    asked = [pool.submit(long_answer, router, begun) for _ in range(STREAMS)]
+    assert all(begun.acquire(timeout=60) for _ in asked)
     provider.power_off(lost)
+    off = time.monotonic()
     try:
-        slowest, answered, until = 0.0, 0, time.monotonic() + LOST_S
+        slowest, answered, until = 0.0, 0, off + LOST_S
         while time.monotonic() < until:
             begin = time.monotonic()
             assert "".join(stream_chat(router, NAME, f"Say the number {answered}.", max_tokens=8))
@@ -81,5 +105,10 @@ def test_requests_are_answered_while_a_node_is_gone(
         raise
     finally:
         provider.boot(lost)
+        pool.shutdown()
+    ends = [each.result() for each in asked]
+    broken = [at - off for whole, at in ends if not whole]
+    assert 0 < len(broken) < STREAMS, "those of the lost node break off, the others are whole"
+    assert max(broken) < BREAKS_S, f"the last one heard after {max(broken):.0f} s that it broke off"
     llmd.wait_ready(stack, namespace, NAME)
     llmd.prove_acted_on(stack, namespace, NAME, replicas=2)
