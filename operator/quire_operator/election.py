@@ -80,6 +80,8 @@ class Election:
         self._clock = clock or _boot_s
         self._seen: Sighting | None = None
         self._until = NEVER
+        self._asked = False
+        """It may be the holder: it asked to be, and has not seen since that another one is."""
         self._told = False
         self._trouble = ""
 
@@ -114,7 +116,8 @@ class Election:
         move = next_move(self._me, self._seen, now)
         if move != "renew" or lease is None:
             self._until = NEVER
-        if move == "wait":
+        self._asked = move != "wait"
+        if not self._asked:
             return
         written = await self._store.write(self._me, lease)
         if written is not None:
@@ -125,9 +128,9 @@ class Election:
 
     async def release(self) -> None:
         """Let another one begin at once. Call it when nothing of this process writes any more."""
-        if self._until == NEVER:
-            return
         self._until = NEVER
+        if not self._asked:
+            return
         try:
             async with asyncio.timeout(TURN_S):
                 lease = await self._store.read()

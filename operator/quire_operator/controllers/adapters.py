@@ -142,7 +142,7 @@ class Adapters:
         answers = await asyncio.gather(*(self._one(pod, wanted, memory[_container(pod)]) for pod in ready))
         by_pod = dict(zip((pod.name for pod in ready), answers, strict=True))
         for body in bodies:
-            await self._report(body, by_pod, winners(wanted))
+            await self._report(body, by_pod, winners(wanted), gone=owner is None)
         self._tell(key, by_pod, wanted, gone=owner is None)
         well = all(answer.clean for answer in answers)
         if owner is None and not pods:
@@ -225,7 +225,9 @@ class Adapters:
             self._changed(key)
         self._told[key] = now
 
-    async def _report(self, body: Body, by_pod: Mapping[str, _Answer], first: Mapping[str, Wanted]) -> None:
+    async def _report(
+        self, body: Body, by_pod: Mapping[str, _Answer], first: Mapping[str, Wanted], *, gone: bool
+    ) -> None:
         metadata, now, before = body["metadata"], now_text(), _status(body)
         mine = _wanted(body)
         older = first[mine.served] if mine is not None and first[mine.served] != mine else None
@@ -242,6 +244,9 @@ class Adapters:
         elif older is not None:
             text = f"{_owner(older)} serves under that name already: give another servedName"
             reading = AdapterReading(mine.served, 0, len(by_pod), "NameTaken", text)
+        elif gone and not by_pod:
+            text = f"there is no LLMDeployment {body['spec']['deployment']} in this namespace"
+            reading = AdapterReading(mine.served, 0, len(by_pod), "NoDeployment", text)
         else:
             reading = _reading(mine.served, by_pod)
         ready = ready_condition(

@@ -198,6 +198,12 @@ async def bench(api: RealApi, real_cluster: Cluster) -> AsyncIterator[Bench]:
 async def test_every_pod_loads_it_once_and_new_pods_too(bench: Bench, engines: list[Engine]) -> None:
     first, second = engines
     bench.adapter("support")
+    condition = (await bench.look())["conditions"][0]
+    assert (condition["reason"], condition["message"]) == (
+        "NoDeployment",
+        "there is no LLMDeployment smol in this namespace",
+    )
+    bench.own()
     assert (await bench.look())["conditions"][0]["reason"] == "NoPods"
     bench.pod(first)
     status = await bench.look()

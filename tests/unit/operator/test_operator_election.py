@@ -251,6 +251,31 @@ async def test_a_leader_that_ends_gives_the_lease_back_and_others_do_not() -> No
     assert theirs.lease == LeaseView("other", "3", 10.0)
 
 
+async def test_who_ends_while_it_takes_the_lease_gives_it_back_too() -> None:
+    """The server did it, and the answer did not come."""
+
+    class Slow(Memory):
+        written = asyncio.Event()
+
+        async def write(self, holder: str, before: LeaseView | None) -> LeaseView | None:
+            found = await super().write(holder, before)
+            if holder:
+                self.written.set()
+                await asyncio.Event().wait()
+            return found
+
+    store = Slow()
+    one = Election(store, "me", clock=lambda: 0.0)
+    turn = asyncio.create_task(one.turn())
+    async with asyncio.timeout(20):
+        await store.written.wait()
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+        assert store.lease is not None and store.lease.holder == "me" and not one.leading
+        await one.release()
+    assert store.lease.holder == ""
+
+
 async def test_without_an_election_one_leads() -> None:
     alone = Alone()
     alone.require()
