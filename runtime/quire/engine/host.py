@@ -52,6 +52,16 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def return_long_blocks() -> None:
+    """From now on blocks of 1 MiB and more go back to the system when they are freed, where the C library is glibc. It learns to keep
+    them otherwise, and all that lies between them: of 430 MiB after bodies of 16 MB, six at once, 160 are left."""
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(m_mmap_threshold, 1 << 20)
+        libc.mallopt(m_trim_threshold, 4 << 20)
+
+
 def _groups(root: Path, controller: str) -> list[Path]:
     """This process's control group folders for a controller, itself and its parents; unified and legacy hierarchies."""
     try:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from quire.config import ServeConfig
+from quire.engine import host
 from quire.errors import ConfigError, ModelError, OverloadedError, QuireError
 from quire.models.generation_config import SamplingDefaults, sampling_defaults
 from quire.models.source import ModelFiles, resolve, resolve_tokenizer
@@ -45,6 +46,7 @@ def serve(config: ServeConfig, start_engine: EngineStart, *, say: Say) -> int:
 
     say: prints one line for the person at the terminal.
     """
+    host.return_long_blocks()
     return asyncio.run(_Process(config, start_engine, say).run())
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from quire.server.openai.bodies import ChatBody
 from quire.server.openai.responses.body import ResponsesBody
 from quire.text.tool_use import in_words
 from scripted_engine import ScriptedEngine
+from server_process import process
 
 CHUNK = 256 << 10
 AT_ONCE = 4
@@ -59,9 +61,9 @@ async def live(tmp_path: Path) -> AsyncIterator[Live]:
         yield live
 
 
-async def post(live: Live, path: str, data: bytes) -> int:
+async def post(port: int, path: str, data: bytes) -> int:
     """The status. Written in chunks, so that it is not the client that holds the loop up."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", live.http.base_url.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
     writer.write(head.encode())
     for start in range(0, len(data), CHUNK):
@@ -93,9 +95,26 @@ def reading_s() -> float:
 @pytest.mark.parametrize("case", CASES)
 async def test_the_loop_has_its_turn(live: Live, case: str) -> None:
     (path, data), status = CASES[case]
-    statuses, held_s = await longest_turn(asyncio.gather(*(post(live, path, data) for _ in range(AT_ONCE))))
+    port = live.http.base_url.port
+    assert port is not None
+    statuses, held_s = await longest_turn(asyncio.gather(*(post(port, path, data) for _ in range(AT_ONCE))))
     assert statuses == [status] * AT_ONCE
     assert held_s < 3 * reading_s(), f"{held_s * 1000:.0f} ms"
+
+
+async def test_memory_of_long_bodies_goes_back(tmp_path: Path) -> None:
+    path, data = chat(messages=[{"role": "user", "content": "a" * 280}] * (MAX_TEXTS // 4 - 10))
+    async with process(tmp_path) as running:
+        await running.line("curl")
+        before = memory_bytes(running.handle.pid)
+        for _ in range(6):
+            await asyncio.gather(*(post(running.port, path, data) for _ in range(6)))
+        left = memory_bytes(running.handle.pid) - before
+        assert left < 9 * len(data), f"{left >> 20} MiB"
+
+
+def memory_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_many_parts_are_joined_in_one_go() -> None:
