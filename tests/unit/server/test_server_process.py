@@ -137,13 +137,30 @@ async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert last.startswith(f"quire: error: cannot listen on --host 127.0.0.1 --port {port}: ")
 
 
+async def frozen(http: httpx.AsyncClient, engine_pid: int, body: dict[str, Any]) -> None:
+    """B046: an engine that stands still with work fails liveness and readiness; one that goes on answers, and is alive."""
+
+    async def alive(status: int) -> None:
+        async with asyncio.timeout(60):
+            while (await http.get("/health/live")).status_code != status:
+                pass
+
+    os.kill(engine_pid, signal.SIGSTOP)
+    asked = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+    await alive(503)
+    assert (await http.get("/health/ready")).status_code == 503
+    os.kill(engine_pid, signal.SIGCONT)
+    assert (await asked).status_code == 200
+    await alive(200)
+
+
 @pytest.mark.model
 async def test_the_real_engine_answers_and_its_death_ends_the_server(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     handle = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "quire.entrypoints.cli", "serve", "smollm2", "--host=127.0.0.1", f"--port={port}",
-        "--max-model-len=256", "--kv-cache-memory=64Mi", "--dtype=float32",
+        "--max-model-len=256", "--kv-cache-memory=64Mi", "--dtype=float32", "--liveness-timeout=2",
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -174,6 +191,7 @@ async def test_the_real_engine_answers_and_its_death_ends_the_server(tmp_path: P
                     assert 0 >= entry.top_logprobs[0].logprob >= entry.top_logprobs[2].logprob
             assert "torch" not in proc(handle.pid, "maps")
             (engine_pid,) = proc(handle.pid, f"task/{handle.pid}/children").split()
+            await frozen(http, int(engine_pid), body)
             os.kill(int(engine_pid), signal.SIGKILL)
             status, last = await running.end()
             assert status == 1
