@@ -11,9 +11,12 @@ from stack.progress import StepFailed
 
 
 def stream_chat(
-    base_url: str, model: str, question: str, *, max_tokens: int, temperature: float = 0.0
+    base_url: str, model: str, question: str, *, max_tokens: int, temperature: float = 0.0, to_the_end: bool = False
 ) -> Iterator[str]:
-    """Ask one question with streaming; yields pieces of the answer as they come. Raises StepFailed for one that is not whole."""
+    """Ask one question with streaming; yields pieces of the answer as they come. Raises StepFailed for one that is not whole.
+
+    to_the_end: the answer has max_tokens, and does not end where the model would.
+    """
     body = {
         "model": model,
         "messages": [{"role": "user", "content": question}],
@@ -21,6 +24,8 @@ def stream_chat(
         "temperature": temperature,
         "stream": True,
     }
+    if to_the_end:
+        body["ignore_eos"] = True
     timeout = httpx.Timeout(60.0, connect=10.0)
     url = f"{base_url}/v1/chat/completions"
     # trust_env: a proxy of this machine knows nothing of the cluster's addresses.

@@ -17,13 +17,14 @@ from stack.progress import StepFailed
 class Load:
     """`clients` threads, each asking one streamed question after the other until the block ends.
 
-    completed: whole answers. errors: one line each for a refused request, a broken or an empty stream.
+    to_the_end: each answer has max_tokens. completed: whole answers. errors: one line each for a refused request, a broken or an empty stream.
     """
 
     base_url: str
     model: str
     clients: int
     max_tokens: int = 64
+    to_the_end: bool = False
     completed: int = 0
     errors: list[str] = field(default_factory=list)
 
@@ -41,7 +42,10 @@ class Load:
             turn += 1
             question = f"Client {number}, turn {turn}: tell me about the number {number * 1000 + turn}."
             try:
-                answer = "".join(stream_chat(self.base_url, self.model, question, max_tokens=self.max_tokens))
+                pieces = stream_chat(
+                    self.base_url, self.model, question, max_tokens=self.max_tokens, to_the_end=self.to_the_end
+                )
+                answer = "".join(pieces)
             except (httpx.HTTPError, StepFailed, ValueError, LookupError) as exc:
                 with self._lock:
                     self.errors.append(f"client {number}, turn {turn}: {type(exc).__name__}: {exc}")

@@ -20,6 +20,8 @@ NAME = "steady"
 SYSTEM = ("-n", release.NAMESPACE)
 ANSWER = 128
 """Tokens of an answer: some seconds, so that there are always answers under way when something goes."""
+LONG = 640
+"""Tokens of an answer that outlasts the 5 s that a pod waits before it is told to end: it has to finish it while it drains."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def twofold(stack: Cluster, prepared: Prepared) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def steady(twofold: Cluster, namespace: str) -> str:
     """A model with two pods."""
-    llmd.apply(twofold, namespace, llmd.example(NAME, replicas=2, rollout={"drainTimeout": "60s"}))
+    llmd.apply(twofold, namespace, llmd.example(NAME, replicas=2, rollout={"drainTimeout": "180s"}))
     llmd.wait_ready(twofold, namespace, NAME)
     return NAME
 
@@ -74,7 +76,7 @@ def lease(cluster: Cluster) -> dict[str, Any]:
 
 
 def test_pods_are_evicted(twofold: Cluster, namespace: str, router: str, steady: str, tmp_path: Path) -> None:
-    with Load(router, steady, clients=2, max_tokens=ANSWER) as load:
+    with Load(router, steady, clients=2, max_tokens=LONG, to_the_end=True) as load:
         for name in pods(twofold, namespace):
             evict(twofold, namespace, name, tmp_path)
             gone(twofold, namespace, name)
@@ -85,7 +87,7 @@ def test_pods_are_evicted(twofold: Cluster, namespace: str, router: str, steady:
 def test_a_node_is_drained(twofold: Cluster, namespace: str, router: str, steady: str) -> None:
     node = min(pods(twofold, namespace).values())
     try:
-        with Load(router, steady, clients=2, max_tokens=ANSWER) as load:
+        with Load(router, steady, clients=2, max_tokens=LONG, to_the_end=True) as load:
             twofold.kubectl(
                 "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s", deadline_s=330
             )
@@ -99,7 +101,7 @@ def test_a_node_is_drained(twofold: Cluster, namespace: str, router: str, steady
 
 
 def test_it_is_scaled_in(twofold: Cluster, namespace: str, router: str, steady: str) -> None:
-    with Load(router, steady, clients=2, max_tokens=ANSWER) as load:
+    with Load(router, steady, clients=2, max_tokens=LONG, to_the_end=True) as load:
         before = pods(twofold, namespace)
         twofold.kubectl("scale", f"llmd/{steady}", "-n", namespace, "--replicas=1")
         whole(twofold, namespace, 1)

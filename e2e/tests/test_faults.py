@@ -56,7 +56,7 @@ def long_answer(router: str, begun: threading.Semaphore) -> tuple[bool, float]:
     """Whether it came whole, and when it ended."""
     whole = False
     try:
-        pieces = stream_chat(router, NAME, "Tell me a very long story about the sea.", max_tokens=512)
+        pieces = stream_chat(router, NAME, "Tell me a story about the sea.", max_tokens=512, to_the_end=True)
         next(pieces)
         begun.release()
         whole = bool(list(pieces))
