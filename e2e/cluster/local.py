@@ -384,7 +384,9 @@ class LocalProvider:
     def power_off(self, name: str) -> None:
         """End a machine and everything in it at once. `boot` brings it back; `up` would rebuild the cluster."""
         with exclusive(self._layout.lock, self._progress, "the cluster"):
-            processes.end(self._running().machines[name].init)
+            init = self._running().machines[name].init
+            network.unplug(self._layout.network, name)
+            processes.end(init)
 
     def boot(self, name: str) -> None:
         """Start a node that was powered off, with its data, and all its daemons; returns when its kubelet reports again."""

@@ -108,6 +108,11 @@ def connect(network: Network, machine: Machine, init: Process, machines: Iterabl
     run(["nsenter", "-t", str(init.pid), "-n", "ip", "-batch", "-"], input_text="\n".join(inside) + "\n")
 
 
+def unplug(network: Network, machine: str) -> None:
+    """Nothing of the machine is heard from now on, as without power: no goodbye of its kernel for connections of processes that end."""
+    run(["ip", "link", "set", network.veth(machine), "down"])
+
+
 def route_host(network: Network, machines: Iterable[Machine]) -> None:
     """The host reaches pods by their node, and Services by the control plane's kube-proxy."""
     lines = [
