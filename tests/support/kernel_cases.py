@@ -16,6 +16,8 @@ from torch import Tensor
 import quire_kernels
 from quire_kernels import ops
 
+ADDRESS_SANITIZER = "libasan" in os.environ.get("LD_PRELOAD", "")
+"""Whether this is a run of `make test-asan`."""
 # Scores and sums are fp32, so what is left is the rounding of the result to its type (half a unit: 2^-9, 2^-12).
 ATTENTION_TOLERANCE: dict[torch.dtype, dict[str, float]] = {
     torch.float32: {"rtol": 1e-5, "atol": 3e-6},

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_cases import assert_product
+from kernel_cases import ADDRESS_SANITIZER, assert_product
 from quire_kernels import ops
 
 FORMATS = ops.PACKED_FORMATS
@@ -176,9 +176,7 @@ def resident() -> int:
 
 
 # Small weights share chunks of 32 MiB, large ones have memory of their own (packed/memory.cpp).
-@pytest.mark.skipif(
-    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer keeps freed memory for a while"
-)
+@pytest.mark.skipif(ADDRESS_SANITIZER, reason="AddressSanitizer keeps freed memory for a while")
 @pytest.mark.parametrize(("count", "rows"), [(96, 512), (3, 16384)])
 def test_memory_comes_back_with_the_last_weight(cpu_implementation: str, count: int, rows: int) -> None:
     weight, x = randn(rows, 512), randn(1, 512, seed=1)
