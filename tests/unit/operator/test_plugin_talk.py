@@ -29,7 +29,7 @@ class Terminal:
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._own, theirs = pty.openpty()
-
+        command = ["env", "--default-signal=INT", *command]  # tests may run where it is ignored, as behind `&`
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
         )
