@@ -1,7 +1,7 @@
 """`make soak`: a mixed load on the real server for half an hour, and whether anything grows that should not.
 
 Rounds of load with a rest after each. At rest, samples are taken of memory, threads, files and KV blocks of the server and of the engine;
-they must be flat (`drift`), and no answer may be wrong. Ends with status 1 where that does not hold.
+they must be flat (`drift`), no answer may be wrong, and each kind of request must have had a right one. Ends with status 1 where that does not hold.
 """
 
 from __future__ import annotations
@@ -76,6 +76,13 @@ def of_process(name: str, pid: int) -> Sample:
     }
 
 
+def shown(page: str, metric: str) -> float:
+    """A number of the metrics page, of its only series. One that is not there is no zero: raises LookupError."""
+    if (found := re.search(rf"^{metric}\{{.*\}} (\S+)$", page, re.MULTILINE)) is None:
+        raise LookupError(f"/metrics has no {metric}")
+    return float(found[1])
+
+
 async def at_rest(http: httpx.AsyncClient, pid: int) -> Sample:
     """What is left when nothing is asked any more. Clients that left are gone within a step."""
     deadline_s = time.monotonic() + REST_S
@@ -83,22 +90,19 @@ async def at_rest(http: httpx.AsyncClient, pid: int) -> Sample:
     while True:
         load = (await http.get("/load")).json()
         page = (await http.get("/metrics")).text
-        usage = sum(
-            float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith("quire_gpu_cache_usage{")
-        )
+        usage = shown(page, "quire_gpu_cache_usage")
         before, files = files, len(os.listdir(f"/proc/{pid}/fd"))  # connections of clients close meanwhile
         idle = load["server_load"] == load["running"] == usage == 0 and files == before
         if idle or time.monotonic() > deadline_s:
             break
     (engine,) = children(pid)
-    faults = re.search(r"^quire_kv_cache_faults_total\{.*\} (\S+)", page, re.MULTILINE)
     return {
         **of_process("server", pid),
         **of_process("engine", engine),
         ("engine", "processes", "1"): len(children(engine)),
         ("requests", "in flight at rest", "1"): load["server_load"] + load["running"],
         ("blocks", "in use at rest", "%"): 100 * usage,
-        ("blocks", "faults of bookkeeping", "1"): float(faults[1]) if faults else 0.0,
+        ("blocks", "faults of bookkeeping", "1"): shown(page, "quire_kv_cache_faults_total"),
     }
 
 
@@ -117,16 +121,19 @@ async def soak(minutes: float, workers: int, seed: int) -> int:
             if now_s > WARM_UP_SHARE * minutes * 60:
                 for key, value in sample.items():
                     samples[key].append((now_s, value))
-            shown = f"server {sample['server', 'memory', 'MiB']:.0f} MiB, engine {sample['engine', 'memory', 'MiB']:.0f} MiB"
+            memory = f"server {sample['server', 'memory', 'MiB']:.0f} MiB, engine {sample['engine', 'memory', 'MiB']:.0f} MiB"
             print(
-                f"[{now_s / 60:5.1f} min] {sum(tally.outcomes.values())} requests, {tally.num_faults} faults; {shown}",
+                f"[{now_s / 60:5.1f} min] {sum(tally.outcomes.values())} requests, {tally.num_faults} faults; {memory}",
                 flush=True,
             )
     drifts = [drift(" ".join(key[:2]), key[2], samples[key], bound) for key, bound in BOUNDS.items()]
     print(
         f"\n{outcomes(tally)}\n\nAt rest, from {WARM_UP_SHARE:.0%} of the run on ({len(next(iter(samples.values())))} samples):\n{table(drifts)}"
     )
-    return 0 if not tally.num_faults and all(one.flat for one in drifts) else 1
+    unanswered = tally.unanswered()
+    if unanswered:
+        print(f"never answered as they should be: {', '.join(unanswered)}")
+    return 0 if not tally.num_faults and not unanswered and all(one.flat for one in drifts) else 1
 
 
 def main(arguments: Sequence[str]) -> int:
