@@ -64,7 +64,6 @@ class Tally:
             self.faults.append(f"{kind}: {what}")
             print(f"fault: {self.faults[-1]}", file=sys.stderr, flush=True)
 
-
     def unanswered(self) -> list[str]:
         """Kinds of which none was answered as it should be. Refused or left alone, a run says nothing about them."""
         right = {name: "good" if kind.good == 200 else "refused" for name, kind in KINDS.items()} | {"GET": "good"}

@@ -256,11 +256,16 @@ class SafetensorsCheckpoint(Checkpoint):
 
 
 def _tensor_file(path: Path, names: Sequence[str]) -> TensorFile:
-    """Of a safetensors file that could be opened: its header's length, the header, the numbers."""
-    with path.open("rb") as file:
-        header_bytes = 8 + int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes - 8))
-    offsets = sorted(header[name]["data_offsets"] for name in names)
+    """Of a safetensors file that could be opened: its header's length, the header, the numbers. Raises ModelError where another file is there by now."""
+    try:
+        with path.open("rb") as file:
+            header_bytes = 8 + int.from_bytes(file.read(8), "little")
+            if header_bytes > path.stat().st_size:
+                raise ValueError(f"a header of {header_bytes} bytes")
+            header = json.loads(file.read(header_bytes - 8))
+        offsets = sorted(header[name]["data_offsets"] for name in names)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ModelError(f"{path} changed while it was read ({type(exc).__name__}: {exc})") from exc
     return TensorFile(path, header_bytes, tuple((header_bytes + begin, end - begin) for begin, end in offsets))
 
 

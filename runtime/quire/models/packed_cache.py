@@ -21,7 +21,7 @@ from pathlib import Path
 
 from quire.config import EngineConfig, parse_bytes
 from quire.config.describe import flag_of
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ModelError
 from quire.models import packed_file
 from quire.models.bundled import cache_root
 from quire.models.packed_file import Unusable
@@ -75,7 +75,7 @@ class PackedCache:
         """The place of such weights; None where no key can be made."""
         try:
             return Entry(self, key(), key, matrices)
-        except OSError as exc:
+        except (OSError, ModelError) as exc:
             _log.warning("packed weights are not kept: the model's files cannot be looked at (%s)", exc)
             return None
 
@@ -88,10 +88,11 @@ class PackedCache:
         return self.folder / f"{key}{_WHOLE}"
 
     def begin(self, write: Callable[[], None]) -> None:
-        """Write, beside what the caller goes on to do. The process does not end before."""
+        """Write, beside what the caller goes on to do. The process does not end before. Raises RuntimeError where no thread can be had."""
         self._writing = [thread for thread in self._writing if thread.is_alive()]
-        self._writing.append(threading.Thread(target=write, name="packed-cache"))
-        self._writing[-1].start()
+        thread = threading.Thread(target=write, name="packed-cache")
+        thread.start()
+        self._writing.append(thread)
 
     def make_room(self, key: str, num_bytes: int) -> None:
         """Raises OSError where there is none for a file of so many bytes. Removes those that were used the longest ago, and what crashes left."""
@@ -106,14 +107,23 @@ class PackedCache:
             with contextlib.suppress(FileNotFoundError):
                 stat = path.stat()
                 files.append(Used(path.name, stat.st_size, stat.st_mtime_ns))
-        others = [file for file in files if file.name != self.path_of(key).name]
-        for name in surplus(others, self._most_bytes - num_bytes):
+        others = {file.name: file for file in files if file.name != self.path_of(key).name}
+        names = surplus(list(others.values()), self._most_bytes - num_bytes)
+        self._check_volume(
+            num_bytes, sum(others[name].num_bytes for name in names)
+        )  # nothing goes for what is not kept then
+        for name in names:
             _log.info("packed weights: %s makes room", self.folder / name)
             (self.folder / name).unlink(missing_ok=True)
+        self._check_volume(num_bytes)  # what is mapped still takes its room
+
+    def _check_volume(self, num_bytes: int, freed: int = 0) -> None:
+        """Raises OSError where too little of the volume would stay free. freed: bytes of files that are still to go."""
         volume = shutil.disk_usage(self.folder)
-        if volume.free - num_bytes < self._left_free * volume.total:
+        free = volume.free + freed
+        if free - num_bytes < self._left_free * volume.total:
             raise OSError(
-                f"they have {_mib(num_bytes)}, of the {_mib(volume.free)} that are free {self._left_free:.0%} of the volume stay so"
+                f"they have {_mib(num_bytes)}, of the {_mib(free)} that are free {self._left_free:.0%} of the volume stay so"
             )
 
 
@@ -166,7 +176,10 @@ class Entry:
 
     def keep(self, packed: Mapping[str, PackedWeight]) -> None:
         """Write them for later starts, beside what goes on."""
-        self.cache.begin(lambda: self._keep(packed))
+        try:
+            self.cache.begin(lambda: self._keep(packed))
+        except RuntimeError as exc:
+            self._say_not_kept(exc)
 
     def _keep(self, packed: Mapping[str, PackedWeight]) -> None:
         path = self.cache.path_of(self.key)
@@ -176,13 +189,16 @@ class Entry:
             if _is_written(self.cache.folder, self.key):
                 return
             self._write(path, packed)
-        except OSError as exc:
-            _log.warning(
-                "packed weights are not kept in %s: %s. Each start packs them again; %s names another folder, or none",
-                self.cache.folder,
-                exc.strerror or exc,
-                flag_of("packed_cache"),
-            )
+        except (OSError, ModelError) as exc:
+            self._say_not_kept(exc)
+
+    def _say_not_kept(self, exc: Exception) -> None:
+        _log.warning(
+            "packed weights are not kept in %s: %s. Each start packs them again; %s names another folder, or none",
+            self.cache.folder,
+            getattr(exc, "strerror", None) or exc,
+            flag_of("packed_cache"),
+        )
 
     def _write(self, path: Path, packed: Mapping[str, PackedWeight]) -> None:
         descriptor, name = tempfile.mkstemp(prefix=f"{self.key}.", suffix=_PART, dir=self.cache.folder)
@@ -212,7 +228,7 @@ def _is_written(folder: Path, key: str) -> bool:
 def _is_locked(part: Path) -> bool:
     try:
         with part.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: who looks is not taken for who writes
     except BlockingIOError:
         return True
     except OSError:

@@ -43,7 +43,7 @@ def key_of(
     matrices: Sequence[Matrix],
     tokens: Sequence[int],
 ) -> str:
-    """32 hexadecimal digits. Raises OSError where a file cannot be read."""
+    """32 hexadecimal digits. Raises OSError where a file cannot be read, ModelError where it is another one by now."""
     names = checkpoint.names
     told = {
         "versions": [packed_file.VERSION, PACKING, calibration.VERSION],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
@@ -9,13 +10,16 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from quire.models import packed_file
 from quire.models.packed_cache import PackedCache, Used, surplus
 from quire_kernels.weight_bytes import bytes_of
 from quire_testing.packed_starts import (
@@ -334,3 +338,64 @@ def test_some_of_a_volume_stays_free(folder: Path, tmp_path: Path, caplog: pytes
     assert start(native(folder), INT8, cache)[0] > 0
     assert held(cache) == []
     assert "100% of the volume stay so" in caplog.text
+
+
+def test_nothing_goes_for_what_is_not_kept_then(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The folder is full, and the volume too: who makes room first loses both."""
+    model, place = native(folder), tmp_path / "packed"
+    start(model, INT8, PackedCache(place, EVERYTHING))
+    [kept] = held(PackedCache(place, EVERYTHING))
+    start(model, INT4, PackedCache(place, kept.stat().st_size, left_free=1.0))
+    assert "100% of the volume stay so" in caplog.text
+    assert held(PackedCache(place, EVERYTHING)) == [kept]
+
+
+def test_a_process_without_another_thread_starts_all_the_same(
+    folder: Path, cache: PackedCache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root has no limit of threads; this is what Python raises at one."""
+    run = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "packed-cache":
+            raise RuntimeError("can't start new thread")
+        run(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert start(native(folder), INT8, cache)[0] > 0
+    assert f"packed weights are not kept in {cache.folder}: can't start new thread." in caplog.text
+
+
+HEADERS = [b"no header", (1 << 62).to_bytes(8, "little"), b"\2" + bytes(7) + b"[]", b"\2" + bytes(7) + b"{}"]
+
+
+@pytest.mark.parametrize("begin", HEADERS, ids=["text", "huge", "list", "empty"])
+def test_another_file_in_the_models_place_is_said_once(
+    begin: bytes, folder: Path, cache: PackedCache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = packed_file.contents
+
+    def late(*given: Any) -> Iterator[memoryview]:
+        yield from contents(*given)
+        other = folder / "other"
+        other.write_bytes(begin)
+        other.replace(folder / "model.safetensors")  # the start has the old one mapped
+
+    monkeypatch.setattr(packed_file, "contents", late)
+    assert start(native(folder), INT8, cache)[0] > 0
+    [said] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"{folder / 'model.safetensors'} changed while it was read" in said
+    assert held(cache) == []
+
+
+def test_who_looks_at_a_part_is_not_taken_for_its_writer(folder: Path, cache: PackedCache) -> None:
+    """Of two starts that look at what a crash left neither leaves the writing to the other."""
+    model = native(folder)
+    start(model, INT8, cache)
+    [kept] = held(cache)
+    part = kept.with_name(f"{kept.stem}.x.part")
+    kept.rename(part)
+    with part.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as who looks has it
+        assert start(model, INT8, cache)[0] > 0
+    assert kept in held(cache)
