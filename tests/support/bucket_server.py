@@ -28,6 +28,8 @@ class Store:
 
     url: str = ""
     lasts: timedelta = timedelta(hours=1)
+    zone: str = "Z"
+    """Behind the time at which keys end."""
     refusals: list[tuple[int, str]] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     """Tokens, one for each exchange that succeeded."""
@@ -42,7 +44,7 @@ class Store:
         self.exchanged()
         number, ends = len(self.shown), datetime.now(UTC) + self.lasts
         return {"AccessKeyId": f"ASIA{number}", "SecretAccessKey": f"secret/{number}+=", "SessionToken": f"session={number}",
-                "Expiration": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}  # fmt: skip
+                "Expiration": f"{ends:%Y-%m-%dT%H:%M:%S}{self.zone}"}  # fmt: skip
 
     def fault(self, method: str, target: str, headers: dict[str, str]) -> str | None:
         """What is wrong with the signature of a request, read off the wire."""

@@ -89,7 +89,12 @@ async def _run(
 
 
 def summary(works: Sequence[Work], answers: Sequence[Answer], wall_s: float, cpu_s: float) -> dict[str, float]:
-    """Figures of one run; raises RequestError where an answer has not the tokens that were asked for. cpu_s: of the server."""
+    """Figures of one run; raises RequestError where an answer has not the tokens that were asked for, or the server's CPU time is too
+    short for the system's clock. cpu_s: of the server."""
+    if cpu_s <= 0:
+        raise RequestError(
+            "no CPU time of the server was measured: ask for more (--requests, --output-tokens); it is read from /proc"
+        )
     for index, (work, answer) in enumerate(zip(works, answers, strict=True)):
         if answer.num_tokens != work.num_tokens:
             raise RequestError(f"answer {index} has {answer.num_tokens} tokens instead of {work.num_tokens}")

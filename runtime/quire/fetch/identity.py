@@ -178,15 +178,21 @@ def identity_of(environ: Mapping[str, str], region: str) -> Credentials | Exchan
     return None
 
 
-def _temporary(said: Mapping[str, str | None], response: httpx.Response) -> tuple[Credentials, datetime | None]:
-    key_id, secret, ends = said["AccessKeyId"], said["SecretAccessKey"], said["Expiration"]
-    if not key_id or not secret:
+def _temporary(said: Mapping[str, object], response: httpx.Response) -> tuple[Credentials, datetime | None]:
+    key_id, secret, session, ends = (
+        said[name] for name in ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration")
+    )
+    if not isinstance(key_id, str) or not isinstance(secret, str) or not key_id or not secret:
         raise ModelError(f"{response.url.host} answered without keys")
+    if session is not None and not isinstance(session, str):
+        raise ModelError(f"{response.url.host} answered with a session that is no text")
     try:
-        until = datetime.fromisoformat(ends) if ends else None
-    except ValueError as exc:
+        until = datetime.fromisoformat(ends) if ends else None  # type: ignore[arg-type]
+    except (ValueError, TypeError) as exc:
         raise ModelError(f"{response.url.host} says that its keys end {ends!r}, which is no time") from exc
-    return Credentials(key_id, secret, said["SessionToken"]), until
+    if until is not None and until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)  # as all times of this protocol are
+    return Credentials(key_id, secret, session), until
 
 
 def _read(file: Path, variable: str) -> str:

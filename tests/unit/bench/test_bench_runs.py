@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
-from quire.bench import processes
+from quire.bench import processes, stream
+from quire.bench.client import Answer
+from quire.bench.workloads import Work
 from quire.entrypoints.cli import main
+from quire.errors import RequestError
 from tiny_api import tiny_folder
 
 SMALL = ["--num-blocks=200", "--max-num-seqs=8", "--cpu-threads=1", "--dtype=float32"]
@@ -111,6 +114,15 @@ def test_stream_has_an_engine_that_computes_nothing(model: str, tmp_path: Path) 
     assert found["engine"]["device"] == "none"
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in listed.splitlines() if "quire.bench.echo_server" in line and model in line]
+
+
+def test_stream_without_cpu_time_is_no_result() -> None:
+    """Less than a tick of the system's clock, or a system without /proc."""
+    answer = Answer(asked_s=0.0, stamps=[0.0, 0.1], num_tokens=2)
+    work = Work([5], 2)
+    assert stream.summary([work], [answer], 0.1, 0.01)["chunks_per_cpu_s"] == pytest.approx(200)
+    with pytest.raises(RequestError, match="no CPU time of the server was measured: ask for more"):
+        stream.summary([work], [answer], 0.1, 0.0)
 
 
 @pytest.mark.usefixtures("child")

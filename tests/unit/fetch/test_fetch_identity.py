@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from bucket_server import FILES, NAMESPACE, ROLE, WRONG, Store, store
 from quire.errors import ConfigError, ModelError
 from quire.fetch.fetch import Fetch, fetch
-from quire.fetch.identity import Credentials, Exchanged, identity_of
+from quire.fetch.identity import Agent, Credentials, Exchanged, identity_of
 
 
 @pytest.fixture
@@ -139,3 +140,29 @@ def test_the_exchange_is_asked_of_the_regions_own_address(token: Path) -> None:
     assert str(request.url) == "https://sts.eu-west-1.amazonaws.com/"
     assert "token-1" not in str(request.url)
     assert request.extensions == {"timeout": {"read": 7}}, "one that hangs is given up too"
+
+
+@pytest.mark.parametrize("zone", ["", "+00:00", "Z"])
+def test_a_time_without_its_zone_is_in_utc(tmp_path: Path, token: Path, zone: str) -> None:
+    with store() as there:
+        there.zone = zone
+        get(there, tmp_path / "m", web_identity(there, token))
+        assert (there.shown, there.bad) == (["token-1"], [])
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"Expiration": 1_800_000_000}, "its keys end 1800000000, which is no time"),
+        ({"Expiration": "soon"}, "its keys end 'soon', which is no time"),
+        ({"AccessKeyId": 7}, "answered without keys"),
+        ({"SecretAccessKey": None}, "answered without keys"),
+        ({"Token": ["t"]}, "a session that is no text"),
+    ],
+)
+def test_an_agent_that_answers_otherwise(odd: dict[str, object], said: str) -> None:
+    good = {"AccessKeyId": "id", "SecretAccessKey": "hidden", "Token": "t", "Expiration": "2026-12-01T00:00:00Z"}
+    response = httpx.Response(200, content=json.dumps(good | odd), request=httpx.Request("GET", "http://agent/"))
+    with pytest.raises(ModelError, match=said) as refused:
+        Agent("http://agent/", None).keys(response)
+    assert "hidden" not in str(refused.value)
