@@ -32,7 +32,7 @@ serve: setup ## no cluster: the embedded model on http://127.0.0.1:8000 (MODEL=â
 	@$(PY) -m quire.entrypoints.cli serve $(MODEL) --host=127.0.0.1 $(ARGS)
 
 ## Work on it
-.PHONY: setup lint lint-chart format check test test-unit test-clients soak scale fuzz test-asan test-avx512-emulated cross-kernels e2e bench bench-peers bench-check manifests
+.PHONY: setup lint lint-chart format check test test-unit test-clients test-timing soak scale fuzz test-asan test-avx512-emulated cross-kernels e2e bench bench-peers bench-check manifests
 setup: $(STAMP) ## the virtual environment .venv with all three packages and the tools
 $(STAMP): $(INSTALL_INPUTS) | python
 	@echo "==> virtual environment and packages (about a minute; the PyPI build of torch takes 5 GB)"
@@ -56,6 +56,8 @@ test-unit: setup model ## unit and contract tests
 test-clients: setup model ## LangChain, LlamaIndex, LiteLLM, lm-eval, openai for JavaScript, schemathesis against the real server
 	@echo "==> other people's clients, installed into the cache (minutes the first time)"; $(PY) tests/support/client_environments.py
 	@$(PY) -m pytest tests/clients $(SIDE_BY_SIDE) $(ARGS)
+test-timing: setup model ## tests that measure time, one after the other, with nothing beside them (minutes)
+	@$(PY) -m pytest tests -m timing $(ARGS)
 soak: setup model ## half an hour of mixed load on the real server; does anything grow? (ARGS="--minutes=30 --workers=48")
 	@PYTHONPATH=tests/support $(PY) -m soak $(ARGS)
 scale: setup ## 500 LLMDeployments on a real API server from cold: seconds, CPU and memory of the operator (ARGS="--count=500")
