@@ -152,6 +152,36 @@ ROUTER = Row(
             ),
         ),
         Panel(
+            "Came",
+            "Requests as they come, by LLMDeployment. One that may go to zero does so when none came for long enough.",
+            "reqps",
+            (
+                Query(
+                    _rate("router_requests_came_total", "namespace", "deployment", selected=OF_NAMESPACE),
+                    "{{namespace}}/{{deployment}}",
+                ),
+            ),
+            stacked=True,
+        ),
+        Panel(
+            "Wait at zero",
+            "Requests that wait for the first pod of an LLMDeployment at zero.",
+            "short",
+            (
+                Query(
+                    f"sum by (namespace, deployment) (quire_router_requests_held{{{OF_NAMESPACE}}})",
+                    "{{namespace}}/{{deployment}}",
+                ),
+            ),
+            stacked=True,
+        ),
+        Panel(
+            "Refused at zero",
+            "Requests for one at zero that got 503: too many waited already (full), or no pod came in time (late).",
+            "reqps",
+            (Query(_rate("router_requests_not_held_total", "reason", selected=OF_NAMESPACE), "{{reason}}"),),
+        ),
+        Panel(
             "Watches",
             "Since the last sign of life of each watch; the oldest of all routers.",
             "s",

@@ -11,11 +11,18 @@ from stack.progress import StepFailed
 
 
 def stream_chat(
-    base_url: str, model: str, question: str, *, max_tokens: int, temperature: float = 0.0, to_the_end: bool = False
+    base_url: str,
+    model: str,
+    question: str,
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    to_the_end: bool = False,
+    patience_s: float = 60.0,
 ) -> Iterator[str]:
     """Ask one question with streaming; yields pieces of the answer as they come. Raises StepFailed for one that is not whole.
 
-    to_the_end: the answer has max_tokens, and does not end where the model would.
+    to_the_end: the answer has max_tokens, and does not end where the model would. patience_s: how long nothing may come.
     """
     body = {
         "model": model,
@@ -26,7 +33,7 @@ def stream_chat(
     }
     if to_the_end:
         body["ignore_eos"] = True
-    timeout = httpx.Timeout(60.0, connect=10.0)
+    timeout = httpx.Timeout(patience_s, connect=10.0)
     url = f"{base_url}/v1/chat/completions"
     # trust_env: a proxy of this machine knows nothing of the cluster's addresses.
     with httpx.stream("POST", url, json=body, timeout=timeout, trust_env=False) as response:

@@ -11,13 +11,14 @@ import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 import httpx2
 from lightkube.core.exceptions import ApiError
 
 from quire_operator import labels, telemetry
-from quire_operator.cluster import Cluster, connect, is_missing, kinds
+from quire_operator.cluster import Cluster, connect, is_missing, kinds, router_addresses
 from quire_operator.cluster.lease import LeaseStore
 from quire_operator.controllers import Adapters, ModelCaches
 from quire_operator.election import TURN_S, Alone, Election, Leadership
@@ -26,7 +27,7 @@ from quire_operator.handlers import Watched, watch
 from quire_operator.health import Probe, WatchMonitor, start_servers
 from quire_operator.metrics_api import MetricsApi
 from quire_operator.observation import Body
-from quire_operator.probe import Samples, Scraper, Verifier
+from quire_operator.probe import Demand, Samples, Scraper, Verifier
 from quire_operator.reconcile import Reconciler
 from quire_operator.resources import PodDefaults
 from quire_operator.settings import Settings
@@ -52,9 +53,23 @@ class Operator:
         self._woken = asyncio.Event()
         self._samples = Samples(settings.stale_after_s)
         self._verifier = Verifier(settings.router_url, changed=self._look_again)
+        self._demand = Demand(
+            self._samples,
+            partial(router_addresses, cluster, settings.namespace, settings.router_service),
+            port=settings.router_metrics_port,
+            timeout_s=settings.scrape_timeout_s,
+            changed=self._look_again_at_it,
+            leading=lambda: self._leadership.leading,
+        )
         self._adapters = Adapters(cluster, changed=self._look_again_at_it, wanted=self._look_at_adapters)
         self._reconciler = Reconciler(
-            cluster, settings, self._samples, self._verifier, adapters=self._adapters.told, gone=self._adapters.forget
+            cluster,
+            settings,
+            self._samples,
+            self._verifier,
+            demand=self._demand,
+            adapters=self._adapters.told,
+            gone=self._adapters.forget,
         )
         self._queue: WorkQueue[Key] = WorkQueue(self._led(self._reconciler, self._reconciler.follow))
         self._caches: WorkQueue[Key] = WorkQueue(self._led(ModelCaches(cluster, PodDefaults.from_settings(settings))))
@@ -100,6 +115,7 @@ class Operator:
             "workers of LLMAdapters": self._adapter_queue.run(SMALL_WORKERS),
             "resync": self._resync(),
             "scraper": scraper.run(),
+            "demand": self._demand.run(),
             "election": self._leadership.run(),
         }
         if self._metrics_api is not None:

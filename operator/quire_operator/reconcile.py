@@ -16,8 +16,17 @@ from quire_operator.api import Status
 from quire_operator.cluster import Cluster, Supplies, Units, kinds, leaders_of
 from quire_operator.errors import ApplyError, SpecError
 from quire_operator.observation import Body, Observation, WorkloadKind, kind_of, pod_views, workload_views
-from quire_operator.policy import Plan, intent_of, make_plan, revision_of, standing_revision, to_seconds
-from quire_operator.probe import Samples, Verifier
+from quire_operator.policy import (
+    Plan,
+    change_of,
+    intent_of,
+    make_plan,
+    revision_of,
+    stance_of,
+    standing_revision,
+    to_seconds,
+)
+from quire_operator.probe import Demand, Samples, Verifier
 from quire_operator.resources import (
     PodDefaults,
     build_hpa,
@@ -56,12 +65,14 @@ class Reconciler:
         samples: Samples,
         verifier: Verifier,
         *,
+        demand: Demand,
         adapters: Callable[[Deployment], tuple[AdapterReading, ...] | None] = lambda owner: None,
         gone: Callable[[Key], None] = lambda key: None,
     ) -> None:
         self._cluster = cluster
         self._samples = samples
         self._verifier = verifier
+        self._demand = demand
         self._adapters = adapters
         self._gone = gone
         self._url = f"{settings.router_url}/v1"
@@ -91,6 +102,7 @@ class Reconciler:
         found = await self._cluster.listed(kinds.Pod, key.namespace, {labels.DEPLOYMENT: key.name})
         self._samples.set_pods(key, leaders_of(pod_views(found), ()))
         self._verifier.forget(key)
+        self._demand.forget(key)
         self._supplies.forget(key)
         telemetry.forget(key.namespace, key.name)
         return Outcome()
@@ -147,8 +159,7 @@ class Reconciler:
     async def _carry_out(
         self, owner: Deployment, seen: Observation, template: Body, plan: Plan, events: list[Event]
     ) -> None:
-        if owner.spec.autoscaling is not None and owner.spec.replicas is None:
-            await self._cluster.set_scale(owner.key, owner.initial_replicas)
+        await self._scale(owner, seen, plan, events)
         await self._cluster.apply(build_service(owner), seen.service)
         # A typo in the template must not freeze the revision that serves.
         refused = await _refusal(self._supply(owner, seen, plan))
@@ -168,6 +179,17 @@ class Reconciler:
         await self._apply_hpa(owner, seen)
         if refused is not None:
             raise refused
+
+    async def _scale(self, owner: Deployment, seen: Observation, plan: Plan, events: list[Event]) -> None:
+        """What of spec.replicas is the operator's: its first value, and the way to zero and back. The next look acts on it."""
+        asked = self._adapters(owner) is not None or not owner.spec.adapters
+        pods = leaders_of(pod_views(seen.pods), seen.sets)
+        change = change_of(owner, self._demand.look(owner.key, stance_of(owner, plan, pods, settled=asked)))
+        if change is None:
+            return
+        version = seen.body["metadata"]["resourceVersion"]
+        if await self._cluster.set_scale(owner.key, change.replicas, version=version) and change.reason is not None:
+            events.append(Event("Normal", change.reason, change.message, "Scale"))
 
     async def _supply(self, owner: Deployment, seen: Observation, plan: Plan) -> None:
         """What another revision may still need stays until it has no pods and is not the way back any more."""
@@ -248,6 +270,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._samples.forget(key)
         self._verifier.forget(key)
+        self._demand.forget(key)
         self._cluster.forget(key)
         self._supplies.forget(key)
         self._gone(key)

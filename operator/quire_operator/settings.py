@@ -69,6 +69,12 @@ class Settings(BaseSettings):
         pattern=r"^https?://[^/]+$",
         description="where the router answers, without a path; the completion before Ready goes there",
     )
+    router_service: str = Field(
+        default="quire-router",
+        min_length=1,
+        description="Service in `namespace` behind which the routers are, who are asked what came for models that may go to zero",
+    )
+    router_metrics_port: int = Field(default=9090, ge=1, le=65535, description="port of their /metrics")
     watch_namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="namespaces to serve, separated by commas; empty: all of them"
     )

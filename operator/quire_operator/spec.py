@@ -16,6 +16,9 @@ from quire_operator import labels
 from quire_operator.api import Spec, Status
 from quire_operator.errors import SpecError
 
+IDLE_AFTER = "15m"
+"""Where spec.autoscaling.scaleDown.idleAfter says nothing."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -70,7 +73,16 @@ class Deployment:
 
     @property
     def initial_replicas(self) -> int:
-        return self.spec.autoscaling.min_replicas if self.spec.autoscaling is not None else 1
+        """At least one, which proves that the model can start, also where it may go to zero afterwards."""
+        return max(self.spec.autoscaling.min_replicas, 1) if self.spec.autoscaling is not None else 1
+
+    @property
+    def idle_after(self) -> str | None:
+        """How long nobody may have asked before the last replica goes; None where it stays."""
+        scaling = self.spec.autoscaling
+        if scaling is None or scaling.min_replicas > 0:
+            return None
+        return scaling.scale_down.idle_after or IDLE_AFTER
 
 
 def parse(body: Mapping[str, Any]) -> Deployment:

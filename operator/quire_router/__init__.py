@@ -1,6 +1,6 @@
 """One OpenAI endpoint in front of every LLMDeployment.
 
-    __main__ ─▶ app ─┬▶ proxy ─▶ {relay, upstream, registry, choose} ─▶ {traffic, endpoints, sse, body, headers} ─▶ errors
+    __main__ ─▶ app ─┬▶ proxy ─▶ {relay, upstream, registry, choose, hold} ─▶ {traffic, endpoints, sse, body, headers} ─▶ errors
                      └▶ kube ──▶ registry
 
 `endpoints`, `registry`, `choose`, `traffic`, `body`, `headers` and `sse` are pure: state in, answer out, no I/O and no clock of their own.

@@ -25,6 +25,7 @@ from quire_router import __version__, headers
 from quire_router.choose import LeastLoaded, LoadTable
 from quire_router.drain import Drain
 from quire_router.errors import MethodNotAllowedError, NotFoundError, RouterError, SettingsError, UnavailableError
+from quire_router.hold import WaitingRoom
 from quire_router.kube import Watcher, watchers
 from quire_router.metrics import Metrics
 from quire_router.proxy import Proxy
@@ -180,8 +181,9 @@ class Router:
 
     def __init__(self, settings: Settings, client: httpx2.AsyncClient) -> None:
         self.settings = settings
-        self.registry = Registry()
-        self.metrics = Metrics(self.registry.count_endpoints)
+        self.room = WaitingRoom(settings.max_held, settings.max_held_bytes)
+        self.registry = Registry(self.room.look_again)
+        self.metrics = Metrics(self.registry.count_endpoints, self.room.count)
         self.drain = Drain()
         self.watches = watchers(
             client, self.registry, self.metrics,
@@ -197,7 +199,7 @@ class Router:
             session = await stack.enter_async_context(open_session(settings))
             proxy = Proxy(
                 self.registry, LoadTable(), LeastLoaded(random.Random()), session, self.metrics, self.drain, settings,
-                synced=surface.synced,
+                room=self.room, synced=surface.synced,
             )  # fmt: skip
             # Handlers are cancelled when their client leaves; what is left at the end was cut already.
             main = web.AppRunner(

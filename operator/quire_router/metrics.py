@@ -8,10 +8,12 @@ ages are read when scraped, never kept in step by hand. The `model` label is alw
 from __future__ import annotations
 
 import time
+from collections import Counter as TallyOf
 from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from quire_router.endpoints import DeploymentKey, EndpointState
@@ -21,12 +23,14 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # the `_created` ser
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 EndpointCounts = Callable[[], Iterable[tuple[DeploymentKey, dict[EndpointState, int]]]]
+HeldCount = Callable[[DeploymentKey], int]
+NotHeld = Literal["full", "late"]
 
 
 class Metrics:
     """Counters, gauges and histograms by their Python names."""
 
-    def __init__(self, count_endpoints: EndpointCounts) -> None:
+    def __init__(self, count_endpoints: EndpointCounts, count_held: HeldCount = lambda _: 0) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "quire_router_requests",
@@ -82,8 +86,16 @@ class Metrics:
             ["resource", "namespace"],
             registry=self.registry,
         )
-        self._derived = _Derived(count_endpoints)
+        self._derived = _Derived(count_endpoints, count_held)
         self.registry.register(self._derived)
+
+    def came(self, key: DeploymentKey) -> None:
+        """Count a request for a model of this LLMDeployment, before anything becomes of it."""
+        self._derived.came[key] += 1
+
+    def not_held(self, key: DeploymentKey, reason: NotHeld) -> None:
+        """Count a request for a model at zero that got 503."""
+        self._derived.not_held[key, reason] += 1
 
     def watch_is(self, resource: str, namespace: str, *, last_sign_s: Callable[[], float | None]) -> None:
         """Export the age of a watch: seconds since its last sign of life (monotonic), absent before the first list."""
@@ -91,20 +103,42 @@ class Metrics:
 
 
 class _Derived(Collector):
-    def __init__(self, count_endpoints: EndpointCounts) -> None:
+    def __init__(self, count_endpoints: EndpointCounts, count_held: HeldCount) -> None:
         self._count_endpoints = count_endpoints
+        self._count_held = count_held
+        self.came: TallyOf[DeploymentKey] = TallyOf()
+        self.not_held: TallyOf[tuple[DeploymentKey, NotHeld]] = TallyOf()
         self.watches: list[tuple[str, str, Callable[[], float | None]]] = []
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         endpoints = GaugeMetricFamily(
             "quire_router_endpoints",
             "Endpoints of each LLMDeployment by state; only ready ones are chosen.",
             labels=["namespace", "deployment", "state"],
         )
+        came = CounterMetricFamily(
+            "quire_router_requests_came",
+            "Requests for each LLMDeployment, counted as they come. The operator takes a model to zero when this stands still.",
+            labels=["namespace", "deployment"],
+        )
+        held = GaugeMetricFamily(
+            "quire_router_requests_held",
+            "Requests that wait for the first pod of an LLMDeployment at zero. The operator starts one when there are any.",
+            labels=["namespace", "deployment"],
+        )
+        not_held = CounterMetricFamily(
+            "quire_router_requests_not_held",
+            "Requests for a model at zero that got 503: full (too many wait already), late (no pod within the time to wait).",
+            labels=["namespace", "deployment", "reason"],
+        )
         for (namespace, name), counts in self._count_endpoints():
             for state, count in counts.items():
                 endpoints.add_metric([namespace, name, state.name.lower()], count)
-        yield endpoints
+            came.add_metric([namespace, name], self.came[namespace, name])
+            held.add_metric([namespace, name], self._count_held((namespace, name)))
+            for reason in get_args(NotHeld):
+                not_held.add_metric([namespace, name, reason], self.not_held[(namespace, name), reason])
+        yield from (endpoints, came, held, not_held)
         ages = GaugeMetricFamily(
             "quire_router_watch_age_seconds",
             "Time since the last sign of life of a watch (list, event, bookmark, renewal). Far above the watch timeout: "

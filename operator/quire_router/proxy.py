@@ -3,6 +3,8 @@
 Called by `app` for each routed POST. The body is read whole (bounded) so that it can be sent again; the answer is
 streamed by `relay`. A client that leaves cancels the handler, which closes the connection to the pod at once.
 
+A request for a model at zero waits for its first pod (`hold`), and is chosen for like any other then.
+
 Until the client has got a byte, an endpoint that cannot be reached, breaks off, answers 503 or has not loaded the adapter that is asked
 for is replaced by another one. A request that was already sent is sent again only once: should it be what kills the pods, it kills few.
 Nothing here knows Kubernetes, or what is in the body besides `model`.
@@ -15,7 +17,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 from aiohttp import web
@@ -28,7 +30,8 @@ from quire_router.choose import LoadTable, Policy, choose
 from quire_router.drain import Drain
 from quire_router.endpoints import Endpoint, EndpointState
 from quire_router.errors import InternalError, NotFoundError, RouterError, UnavailableError
-from quire_router.metrics import Metrics
+from quire_router.hold import NoPlaceError, WaitingRoom
+from quire_router.metrics import Metrics, NotHeld
 from quire_router.registry import Registry, Route
 from quire_router.relay import REQUEST_ID, ClientLeftError, Relay, read_body
 from quire_router.settings import Settings
@@ -62,9 +65,11 @@ class Proxy:
         drain: Drain,
         settings: Settings,
         *,
+        room: WaitingRoom,
         synced: Callable[[], bool],
         dice: random.Random | None = None,
     ) -> None:
+        self._room = room
         self._dice = dice or random.Random()
         self._registry = registry
         self._load = load
@@ -116,6 +121,7 @@ class Proxy:
         model = model_of(body)
         route = self._route(model)
         record.model = route.deployment.served_name
+        self._metrics.came(route.deployment.key)
         if model != route.known_as:
             body = rename(body, route.known_as)
         with self._metrics.in_flight.labels(record.model).track_inprogress():
@@ -144,6 +150,9 @@ class Proxy:
         sent_again = 0
         last: AttemptError | None = None
         for _ in range(self._settings.max_attempts):
+            if route.deployment.from_zero and not route.usable:
+                route = await self._first_endpoint(route, len(body))
+                tried.clear()
             endpoint = choose(
                 route.usable, self._load, self._policy,
                 tried=tried, now=time.monotonic(), weights=route.deployment.weights, dice=self._dice,
@@ -182,6 +191,39 @@ class Proxy:
         if last is not None and last.answer is not None:
             return last.answer
         raise _unavailable(route, last, num_tried=len(tried))
+
+    async def _first_endpoint(self, route: Route, num_bytes: int) -> Route:
+        """The same once somebody can answer; raise UnavailableError when too many wait or it takes too long, NotFoundError when it is deleted."""
+        deployment, timeout_s = route.deployment, self._settings.hold_timeout_s
+        try:
+            with self._room.place(deployment.key, num_bytes) as bell:
+                async with asyncio.timeout(timeout_s):
+                    while True:
+                        bell.clear()
+                        now = self._registry.resolve(deployment.qualified_name)
+                        if now is None:
+                            raise NotFoundError(
+                                f"the model {deployment.served_name!r} was deleted while this request waited for its first replica",
+                                code="model_not_found",
+                                param="model",
+                            )
+                        if now.usable:
+                            return replace(route, deployment=now.deployment, endpoints=now.endpoints)
+                        await bell.wait()
+        except NoPlaceError as error:
+            raise self._not_held(route, "full", f"; {error}") from None
+        except TimeoutError:
+            raise self._not_held(route, "late", f", {timeout_s:g} s after this request came") from None
+
+    def _not_held(self, route: Route, reason: NotHeld, why: str) -> UnavailableError:
+        deployment = route.deployment
+        self._metrics.not_held(deployment.key, reason)
+        return UnavailableError(
+            f"the model {deployment.served_name!r} starts when somebody asks and has no ready replica yet{why}; try again in "
+            f"{NO_ENDPOINT_RETRY_S} s, or see why with: kubectl describe llmdeployment -n {deployment.namespace} {deployment.name}",
+            code="no_ready_endpoint",
+            retry_after_s=NO_ENDPOINT_RETRY_S,
+        )
 
     def _again(self, route: Route) -> Route:
         """The same LLMDeployment as it is now."""

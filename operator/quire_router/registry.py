@@ -38,6 +38,8 @@ class Deployment:
     adapters: tuple[str, ...] = ()
     loaded: tuple[tuple[str, int], ...] = ()
     """Ready pods that have an adapter, by its name, as the status tells."""
+    from_zero: bool = False
+    """It rests at zero while nobody asks, and a request that waits starts its first pod."""
 
     @property
     def key(self) -> DeploymentKey:
@@ -118,7 +120,10 @@ def parse_deployment(manifest: Mapping[str, Any]) -> Deployment | None:
     created = str(metadata.get("creationTimestamp") or "")
     adapters = tuple(str(each["name"]) for each in spec.get("adapters") or ())
     loaded = tuple((str(each["name"]), int(each.get("loaded") or 0)) for each in status.get("adapters") or ())
-    return Deployment(namespace, name, served_name, aliases, created, parse_weights(status), adapters, loaded)
+    from_zero = (spec.get("autoscaling") or {}).get("minReplicas") == 0
+    return Deployment(
+        namespace, name, served_name, aliases, created, parse_weights(status), adapters, loaded, from_zero
+    )
 
 
 def parse_adapter(manifest: Mapping[str, Any]) -> Adapter | None:
@@ -138,7 +143,9 @@ _Loss = tuple[str, DeploymentKey, DeploymentKey, bool]
 class Registry:
     """LLMDeployments, LLMAdapters and EndpointSlices as last seen, and the name table derived from them."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called after each change of names or endpoints."""
+        self._changed = changed
         self._deployments: dict[DeploymentKey, Deployment] = {}
         self._adapters: dict[DeploymentKey, Adapter] = {}  # by (namespace, name of the adapter)
         self._slices: dict[DeploymentKey, Slice] = {}  # by (namespace, name of the slice)
@@ -243,6 +250,7 @@ class Registry:
         self._endpoints = {
             key: remember(self._endpoints.get(key, ()), merge(views)) for key, views in by_deployment.items()
         }
+        self._changed()
 
     def apply_slice(self, manifest: Mapping[str, Any]) -> None:
         """Take one added or modified EndpointSlice; one that lost its label counts as deleted."""
@@ -277,6 +285,7 @@ class Registry:
                 self._endpoints[key] = remember(self._endpoints.get(key, ()), merge(views))
             else:
                 self._endpoints.pop(key, None)
+        self._changed()
 
     def _derive_names(self) -> None:
         every = sorted(self._deployments.values(), key=lambda item: (item.created or "9", item.key))
@@ -301,6 +310,7 @@ class Registry:
         for loss in sorted(lost - self._reported):
             _report(*loss)
         self._reported = lost
+        self._changed()
 
 
 def _report(name: str, winner: DeploymentKey, loser: DeploymentKey, adapter: bool) -> None:

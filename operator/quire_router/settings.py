@@ -63,6 +63,21 @@ class Settings(BaseSettings):
         le=300,
         description="After SIGTERM: how long new connections are still served while unready, seconds.",
     )
+    hold_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        le=3600,
+        description="How long a request for a model at zero waits for its first pod before it gets 503, seconds.",
+    )
+    max_held: int = Field(
+        default=256, ge=0, le=10000, description="Such requests for each LLMDeployment; beyond it 503 at once."
+    )
+    max_held_bytes: int = Field(
+        default=64 * 1024 * 1024,
+        ge=0,
+        le=16 * 1024**3,
+        description="Such requests for all of them together, bytes of their bodies and 16 KiB each; beyond it 503 at once.",
+    )
     drain_timeout_s: float = Field(
         default=120.0, ge=0, le=7200, description="After the pre-drain: how long running requests may finish, seconds."
     )

@@ -98,6 +98,37 @@ def test_each_metric_the_operator_reads_is_exported_by_the_engine_from_the_start
         )
 
 
+def test_who_may_go_to_zero_and_who_asked_is_the_same_on_both_sides() -> None:
+    from prometheus_client import generate_latest
+
+    from quire_operator.probe.routers import Asked, read_page
+    from quire_operator.probe.samples import IN_FLIGHT, SERVED
+    from quire_operator.spec import Key
+    from quire_router.metrics import Metrics
+    from quire_router.registry import Registry
+
+    spec = Spec.model_validate(
+        {
+            "model": {"source": "file:///m"},
+            "autoscaling": {"minReplicas": 0, "maxReplicas": 2, "targets": {"queueSize": "4"}},
+        }
+    )
+    registry = Registry()
+    metadata = {"name": "smol", "namespace": "demo"}
+    registry.apply_deployment({"metadata": metadata, "spec": spec.model_dump(by_alias=True)})
+    route = registry.resolve("demo/smol")
+    assert route is not None and route.deployment.from_zero
+    router = Metrics(registry.count_endpoints, lambda key: 2)
+    assert read_page(generate_latest(router.registry).decode()) == {Key("demo", "smol"): Asked(0, 2)}, "from the start"
+    router.came(("demo", "smol"))
+    assert read_page(generate_latest(router.registry).decode()) == {Key("demo", "smol"): Asked(1, 2)}
+
+    engine = EngineMetrics("m")
+    engine.ready(EngineReady(max_model_len=8, num_blocks=2, block_size=16, vocab_size=10, info={}, startup_s={}), {})
+    page = engine.exposition("")[0].decode()
+    assert all(re.search(rf"^{metric}{{.*}} 0\.0$", page, re.MULTILINE) for metric in (*IN_FLIGHT, SERVED))
+
+
 def test_the_router_finds_endpoints_by_the_label_the_operator_sets() -> None:
     from quire_router.endpoints import DEPLOYMENT_LABEL
 

@@ -113,6 +113,7 @@ class MemoryCluster:
         assert self.body is not None
         self.body["spec"].update(spec)
         self.body["metadata"]["generation"] += 1
+        self.body["metadata"]["resourceVersion"] = f"v{self.body['metadata']['generation']}"
 
     def command(self, value: str) -> None:
         """As kubectl annotate."""
@@ -180,9 +181,13 @@ class MemoryCluster:
     def forget(self, key: Key) -> None:
         self.forgotten.append(key)
 
-    async def set_scale(self, key: Key, replicas: int) -> None:
+    async def set_scale(self, key: Key, replicas: int, *, version: str) -> bool:
+        assert self.body is not None
+        if version != self.body["metadata"]["resourceVersion"]:
+            return False
         self.edit(replicas=replicas)
         self.writes.append(f"scale {replicas}")
+        return True
 
     async def write_status(self, seen: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
         assert self.body is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from operator_kit import KEY, MemoryCluster, body
-from quire_operator.probe import Samples
+from quire_operator.probe import Demand, Samples
 from quire_operator.reconcile import Reconciler
 from quire_operator.settings import Settings
 from quire_operator.spec import Key
@@ -28,6 +30,20 @@ class Router:
         pass
 
 
+async def _nowhere() -> Sequence[str]:
+    return ()
+
+
+def demand(
+    samples: Samples,
+    changed: Callable[[Key], None] = lambda key: None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Demand:
+    """Without routers; tests say with `take` what they said."""
+    return Demand(samples, _nowhere, port=1, timeout_s=1, changed=changed, clock=clock)
+
+
 class Bench:
     """A reconcile loop with all its surroundings."""
 
@@ -36,11 +52,17 @@ class Bench:
         self.router = Router()
         settings = Settings(runtime_image="quire/runtime:test")
         self.adapters: tuple[AdapterReading, ...] | None = None
+        self.samples = Samples(10)
+        self.told: list[Key] = []
+        """Whom `Demand` wanted looked at."""
+        self.clock = 1000.0
+        self.demand = demand(self.samples, self.told.append, clock=lambda: self.clock)
         self.loop = Reconciler(
             self.cluster,  # type: ignore[arg-type]
             settings,
-            Samples(10),
+            self.samples,
             self.router,  # type: ignore[arg-type]
+            demand=self.demand,
             adapters=lambda owner: self.adapters,
         )
 

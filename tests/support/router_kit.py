@@ -39,12 +39,21 @@ async def eventually(what: str, holds: Callable[[], bool]) -> None:
 # -- manifests
 
 
-def llmdeployment(name: str, *, namespace: str = "demo", created: str = "2026-01-01T00:00:00Z", **model: Any) -> Object:
+def llmdeployment(
+    name: str,
+    *,
+    namespace: str = "demo",
+    created: str = "2026-01-01T00:00:00Z",
+    least: int | None = None,
+    **model: Any,
+) -> Object:
+    """`least`: autoscaling.minReplicas; None: no autoscaling."""
+    scaling = {} if least is None else {"autoscaling": {"minReplicas": least, "maxReplicas": 4}}
     return {
         "apiVersion": "quire.dev/v1alpha1",
         "kind": "LLMDeployment",
         "metadata": {"name": name, "namespace": namespace, "creationTimestamp": created},
-        "spec": {"model": {"source": "file:///models/x.gguf", **model}},
+        "spec": {"model": {"source": "file:///models/x.gguf", **model}, **scaling},
     }
 
 

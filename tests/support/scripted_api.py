@@ -29,6 +29,7 @@ COLLECTIONS = frozenset(
         "events",
         "secrets",
         "configmaps",
+        "endpointslices",
     }
 )
 

@@ -83,7 +83,7 @@ class Spec(ApiModel):
         le=1000,
         description=(
             "Pods that serve, 0 to 1000. Not together with autoscaling, which writes it through /scale. Default: 1, or "
-            "autoscaling.minReplicas."
+            "autoscaling.minReplicas, or 1 where that is 0."
         ),
     )
     autoscaling: Autoscaling | None = Field(default=None, description="Lets the demand choose the number of replicas.")

@@ -1,6 +1,6 @@
 """`spec.autoscaling`: targets for the HorizontalPodAutoscaler that the operator creates.
 
-While it is set, `spec.replicas` belongs to the autoscaler, which writes it through `/scale`.
+While it is set, `spec.replicas` belongs to the autoscaler, which writes it through `/scale`; the way to zero and back is the operator's.
 """
 
 from __future__ import annotations
@@ -43,6 +43,14 @@ class ScaleDown(ApiModel):
         json_schema_extra=between("0s", "1h"),
         description="The highest demand of this span decides, so that a short lull removes nothing; 0s to 1h. Default: 5m.",
     )
+    idle_after: Duration | None = Field(
+        default=None,
+        json_schema_extra=between("10s", "24h"),
+        description=(
+            "With minReplicas 0: how long nothing may have come to the routers, nor run or waited in the last replica, before that goes "
+            "too; 10s to 24h. Whatever is not known begins the span anew. Default: 15m."
+        ),
+    )
 
 
 class Autoscaling(ApiModel):
@@ -53,11 +61,23 @@ class Autoscaling(ApiModel):
             rule(
                 "self.minReplicas <= self.maxReplicas",
                 "minReplicas must not be above maxReplicas: lower the one or raise the other",
-            )
+            ),
+            rule(
+                "!has(self.scaleDown) || !has(self.scaleDown.idleAfter) || self.minReplicas == 0",
+                "scaleDown.idleAfter says when the last replica goes, which minReplicas keeps: set minReplicas to 0, or remove idleAfter",
+            ),
         )
     )
 
-    min_replicas: int = Field(default=1, ge=1, le=1000, description="Fewest replicas, 1 to 1000. Default: 1.")
+    min_replicas: int = Field(
+        default=1,
+        ge=0,
+        le=1000,
+        description=(
+            "Fewest replicas, 0 to 1000. 0: the last one goes when nobody asked for scaleDown.idleAfter, and the next request through the "
+            "router, which holds it meanwhile, starts one. Default: 1."
+        ),
+    )
     max_replicas: int = Field(ge=1, le=1000, description="Most replicas, 1 to 1000.")
     targets: Targets = Field(description="What each replica should carry.")
     scale_down: ScaleDown = Field(default_factory=ScaleDown, description="How reluctantly replicas are taken away.")

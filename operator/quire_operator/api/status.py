@@ -96,6 +96,9 @@ class AutoscalingStatus(Reported):
     desired: int | None = Field(
         default=None, description="Replicas the autoscaler wants; absent without spec.autoscaling."
     )
+    asleep: bool | None = Field(
+        default=None, description="True: at zero until a request comes (autoscaling.minReplicas 0); otherwise absent."
+    )
     metrics: tuple[MetricStatus, ...] = Field(
         default=(),
         description="The measured metrics.",

@@ -210,13 +210,19 @@ class Cluster:
         """Drop what is remembered about the children of an object that is gone."""
         self._applied.pop(key, None)
 
-    async def set_scale(self, key: Key, replicas: int) -> None:
-        """Give spec.replicas its first value, through /scale as an autoscaler would."""
-        patch = {"spec": {"replicas": replicas}}
-        await self.client.patch(
-            kinds.LLMDeploymentScale, key.name, patch, namespace=key.namespace, patch_type=PatchType.MERGE
-        )
+    async def set_scale(self, key: Key, replicas: int, *, version: str) -> bool:
+        """Write spec.replicas through /scale as an autoscaler would; False when the object is not of that version any more."""
+        patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
+        try:
+            await self.client.patch(
+                kinds.LLMDeploymentScale, key.name, patch, namespace=key.namespace, patch_type=PatchType.MERGE
+            )
+        except ApiError as error:
+            if error.status.code != 409:
+                raise
+            return False
         telemetry.WRITES.labels(kind="Scale").inc()
+        return True
 
     async def clear_command(self, body: Body, command: str) -> None:
         """Remove the annotation quire.dev/rollout, unless it says something else by now."""

@@ -117,6 +117,10 @@ class Lease(GenericNamespacedResource):
     _api_info = create_api_info("coordination.k8s.io", "v1", "Lease", "leases")
 
 
+class EndpointSlice(GenericNamespacedResource):
+    _api_info = create_api_info("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+
+
 class APIService(GenericGlobalResource):
     _api_info = create_api_info("apiregistration.k8s.io", "v1", "APIService", "apiservices")
 

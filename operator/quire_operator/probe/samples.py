@@ -19,6 +19,8 @@ SHOWN_NAMES: Mapping[str, str] = {"queue_size": "queueSize", "gpu_cache_usage": 
 
 IN_FLIGHT = ("quire_num_requests_executing", "quire_scheduler_queue_size", "quire_num_requests_swapped")
 """Gauges of the engine whose sum is what a pod still has to answer."""
+SERVED = "quire_requests_finished_total"
+"""Counter of the engine: requests that ended, however they came."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,11 @@ class Samples:
             if all(fresh):
                 out[name] = round(sum(sample.value for sample in fresh if sample is not None))
         return out
+
+    def served(self, key: Key, *, at: float) -> dict[str, float]:
+        """Requests that each pod ever ended; a pod that did not say lately is absent."""
+        pods = self._pods.get(key, {}).items()
+        return {name: sample.value for name, pod in pods if (sample := self._fresh(pod, SERVED, at)) is not None}
 
     def select(self, namespace: str, metric: str, *, at: float) -> Iterator[tuple[str, Mapping[str, str], Sample]]:
         """(pod, labels, sample) for every pod of the namespace with a fresh value, for the metrics API."""

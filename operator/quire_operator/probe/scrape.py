@@ -14,7 +14,7 @@ import aiohttp
 
 from quire_operator import labels, telemetry
 from quire_operator.probe.exposition import read_gauges
-from quire_operator.probe.samples import IN_FLIGHT, Samples, Target
+from quire_operator.probe.samples import IN_FLIGHT, SERVED, Samples, Target
 from quire_operator.resources.hpa import METRIC_NAMES
 from quire_operator.spec import Key
 from quire_operator.status import Reading
@@ -28,7 +28,7 @@ SHOW_EVERY_S = 10.0
 _REDUCE: Mapping[str, Callable[[Iterable[float]], float]] = {
     METRIC_NAMES["queue_size"]: sum,
     METRIC_NAMES["gpu_cache_usage"]: max,
-    **dict.fromkeys(IN_FLIGHT, sum),
+    **dict.fromkeys((*IN_FLIGHT, SERVED), sum),
 }
 
 

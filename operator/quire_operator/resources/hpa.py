@@ -1,6 +1,7 @@
 """The HorizontalPodAutoscaler on the metrics this operator serves. Pure.
 
-It aims at the LLMDeployment's /scale, never at a child Deployment: spec.replicas has one owner.
+It aims at the LLMDeployment's /scale, never at a child Deployment: spec.replicas has one owner. It never goes below one and rests while
+its target is at zero, so the way to zero and back (`policy.zero`) is nobody else's.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def build_hpa(owner: Deployment) -> dict[str, Any] | None:
         "metadata": child_metadata(owner, owner.name),
         "spec": {
             "scaleTargetRef": {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "name": owner.name},
-            "minReplicas": scaling.min_replicas,
+            "minReplicas": max(scaling.min_replicas, 1),
             "maxReplicas": scaling.max_replicas,
             "metrics": [_pods_metric(name, target) for name, target in targets.items() if target is not None],
             "behavior": {

@@ -15,6 +15,9 @@ from quire_operator.status.facts import VERIFICATION_FAILURES, Facts
 
 Truth = Literal["True", "False", "Unknown"]
 
+HPA_AT_ZERO = "ScalingDisabled"
+"""The reason of a HorizontalPodAutoscaler whose target has no replica."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -93,7 +96,7 @@ def _why_not(facts: Facts) -> tuple[str, str]:
 
 def _ready(facts: Facts) -> Finding:
     if facts.wanted == 0:
-        return Finding("False", "ScaledToZero", "spec.replicas is 0: nothing is asked to serve")
+        return Finding("False", "ScaledToZero", _at_zero(facts))
     if not serving(facts):
         return Finding("False", *_why_not(facts))
     if facts.verification.state == "Passed":
@@ -114,8 +117,14 @@ def _available(facts: Facts) -> Finding:
     if facts.ready > 0:
         return Finding("True", "ReplicasReady", f"{facts.ready} of {facts.wanted} replicas are ready")
     if facts.wanted == 0:
-        return Finding("False", "ScaledToZero", "spec.replicas is 0: nothing is asked to serve")
+        return Finding("False", "ScaledToZero", _at_zero(facts))
     return Finding("False", *_why_not(facts))
+
+
+def _at_zero(facts: Facts) -> str:
+    if facts.owner.idle_after is None:
+        return "spec.replicas is 0: nothing is asked to serve"
+    return f"no replica while nobody asks (idleAfter {facts.owner.idle_after}): the next request through the router starts one"
 
 
 def _progressing(facts: Facts, rollout: RolloutStatus | None, *, late: bool) -> Finding:
@@ -191,6 +200,10 @@ def _scaling(facts: Facts) -> Finding | None:
     if facts.owner.spec.autoscaling is None:
         return None
     theirs = find_condition(facts.hpa.get("status", {}), "ScalingActive") if facts.hpa is not None else None
+    if theirs is not None and theirs.get("reason") == HPA_AT_ZERO:
+        if facts.wanted == 0:
+            return Finding("Unknown", "ScaledToZero", "the HorizontalPodAutoscaler rests until there is a replica")
+        theirs = None  # its last word is of the time before
     if theirs is None:
         return Finding("Unknown", "NotYetReported", "the HorizontalPodAutoscaler has not reported yet")
     status: Truth = "True" if theirs["status"] == "True" else "False" if theirs["status"] == "False" else "Unknown"

@@ -144,7 +144,9 @@ def _autoscaling(facts: Facts) -> AutoscalingStatus | None:
         metrics = before.metrics  # after a restart of the operator, until the first scrape
     else:
         metrics = tuple(_metric(reading) for reading in facts.readings)
-    return AutoscalingStatus(desired=desired, metrics=metrics) if metrics or desired is not None else None
+    asleep = True if facts.wanted == 0 and facts.owner.idle_after is not None else None
+    told = AutoscalingStatus(desired=desired, asleep=asleep, metrics=metrics)
+    return told if told != AutoscalingStatus() else None
 
 
 def _adapters(facts: Facts) -> tuple[AdapterStatus, ...]:

@@ -149,6 +149,11 @@ async def test_resize_delete_and_scale(api: ScriptedApi, cluster: Cluster) -> No
     await cluster.delete(kinds.Deployment, KEY, "smol-abc")
     await cluster.delete(kinds.Deployment, KEY, "smol-abc")
     assert DEPLOYMENT not in api.objects
-    api.put(f"{MINE}/scale", {"spec": {"replicas": 0}})
-    await cluster.set_scale(KEY, 2)
+    version = api.put(f"{MINE}/scale", {"spec": {"replicas": 0}})["metadata"]["resourceVersion"]
+    assert await cluster.set_scale(KEY, 2, version=version)
     assert api.writes[-1] == ("PATCH", f"{MINE}/scale")
+    assert not await cluster.set_scale(KEY, 3, version=version), "somebody wrote in between"
+    assert api.objects[f"{MINE}/scale"]["spec"]["replicas"] == 2
+    api.refuse["PATCH", f"{MINE}/scale"] = (403, "no")
+    with pytest.raises(ApiError):
+        await cluster.set_scale(KEY, 3, version="7")

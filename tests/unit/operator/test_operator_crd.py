@@ -118,7 +118,7 @@ def test_the_chart_copy_is_the_same_file() -> None:
         ({"engine": {"queueTimeout": "5 minutes"}}, "engine.queueTimeout"),
         ({"engine": {"nope": 1}}, "engine.nope"),
         ({"autoscaling": {"maxReplicas": 2, "targets": {"gpuCacheUsage": "80"}}}, "autoscaling.targets.gpuCacheUsage"),
-        ({"autoscaling": {"minReplicas": 0, "maxReplicas": 2, "targets": {}}}, "autoscaling.minReplicas"),
+        ({"autoscaling": {"minReplicas": -1, "maxReplicas": 2, "targets": {}}}, "autoscaling.minReplicas"),
     ],
 )
 def test_python_refuses_what_the_schema_refuses(spec: dict[str, Any], field: str) -> None:

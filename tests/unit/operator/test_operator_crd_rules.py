@@ -64,6 +64,8 @@ VALID: dict[str, Object] = {
     ),
     "blue-green": llmd(rollout={"strategy": "BlueGreen", "maxSurge": 0, "blueGreen": {"pause": "indefinite"}}),
     "autoscaling": llmd(autoscaling=scaling(minReplicas=4)),
+    "to zero": llmd(autoscaling=scaling(minReplicas=0)),
+    "to zero soon": llmd(autoscaling=scaling(minReplicas=0, scaleDown={"idleAfter": "10s"})),
     "units": llmd(engine={"tensorParallelSize": 8, "pipelineParallelSize": 2}, resources={"gpus": 8}),
     "ranks of one pod": llmd(engine={"tensorParallelSize": 2}, resources={"gpus": 8}),
     "ranks without GPUs": llmd(engine={"pipelineParallelSize": 3}),
@@ -141,7 +143,11 @@ INVALID: dict[str, tuple[Object, str]] = {
     "share": (llmd(autoscaling=scaling(targets={"gpuCacheUsage": "80"})), "must be a share above 0 and up to 1"),
     "stabilization": (
         llmd(autoscaling=scaling(scaleDown={"stabilization": "2h"})), "must be a duration from 0s to 1h"),
-    "zero": (llmd(autoscaling=scaling(minReplicas=0)), "minReplicas"),
+    "less than zero": (llmd(autoscaling=scaling(minReplicas=-1)), "minReplicas"),
+    "idle with a replica that stays": (
+        llmd(autoscaling=scaling(scaleDown={"idleAfter": "5m"})), "set minReplicas to 0, or remove idleAfter"),
+    "idle for a moment": (
+        llmd(autoscaling=scaling(minReplicas=0, scaleDown={"idleAfter": "9s"})), "must be a duration from 10s to 24h"),
     "adapters": (
         llmd(adapters=[{"name": "a", "source": "file:///a"}, {"name": "a", "source": "file:///b"}]),
         "adapters must have names of their own"),

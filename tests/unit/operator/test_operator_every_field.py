@@ -103,6 +103,7 @@ TABLE: dict[str, tuple[Spec, Spec]] = {
 }  # fmt: skip
 
 ELSEWHERE = {
+    "autoscaling.scaleDown.idleAfter": "the policy waits for so long: test_operator_zero",
     "replicas": "the policy sizes workloads by it: test_operator_rollout",
     "adapters": "asked of each pod: test_operator_adapters",
     "rollout.": "the policy moves pods by it: test_operator_rollout",

@@ -19,7 +19,7 @@ from quire_operator.resources import (
     build_service,
     build_supplies,
 )
-from quire_operator.spec import parse
+from quire_operator.spec import Key, parse
 from real_api import RealApi
 from spec_cases import SPECS
 
@@ -47,6 +47,26 @@ def objects(spec: dict[str, Any]) -> list[dict[str, Any]]:
         build_hpa(of),
     ]
     return [each for each in made if each is not None]
+
+
+async def test_spec_replicas_is_written_only_against_the_version_that_was_read(api: RealApi) -> None:
+    where, key = "/apis/quire.dev/v1alpha1/namespaces/demo/llmdeployments", Key("demo", "scaled")
+    scaling = {"minReplicas": 0, "maxReplicas": 2, "targets": {"queueSize": "4"}}
+    spec = {"model": {"source": "file:///m"}, "replicas": None, "autoscaling": scaling}
+    made = api.create(where, {**body(spec), "metadata": {"name": key.name}}, dry_run=False)
+    assert made.status_code == 201, made.text
+    read = made.json()["metadata"]["resourceVersion"]
+    client = api.lightkube()
+    try:
+        cluster = Cluster(client)
+        assert await cluster.set_scale(key, 1, version=read)
+        assert not await cluster.set_scale(key, 0, version=read), "written by somebody since"
+        live = api.get(f"{where}/{key.name}") or {}
+        assert live["spec"]["replicas"] == 1 and live["spec"]["autoscaling"]["minReplicas"] == 0
+        assert await cluster.set_scale(key, 0, version=live["metadata"]["resourceVersion"])
+    finally:
+        await client.close()
+        api.client.delete(f"{where}/{key.name}").raise_for_status()
 
 
 @pytest.mark.parametrize("case", SPECS)

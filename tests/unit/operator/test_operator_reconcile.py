@@ -12,7 +12,7 @@ from quire_operator.reconcile import Reconciler
 from quire_operator.settings import Settings
 from quire_operator.status import AdapterReading, Verification
 from quire_operator.workqueue import Outcome
-from reconcile_bench import Bench
+from reconcile_bench import Bench, demand
 
 
 async def test_apply_gives_service_pods_and_at_last_ready() -> None:
@@ -174,6 +174,7 @@ async def test_another_operator_process_adopts_what_runs() -> None:
         Settings(runtime_image="quire/runtime:test"),
         Samples(10),
         bench.router,  # type: ignore[arg-type]
+        demand=demand(Samples(10)),
     )
     await fresh(KEY)
     assert bench.cluster.writes == [] and set(bench.cluster.pods) == pods
@@ -542,6 +543,7 @@ async def test_an_upgraded_operator_restarts_nothing_and_the_next_edit_takes_its
         Settings(runtime_image="quire/runtime:next"),
         Samples(10),
         bench.router,  # type: ignore[arg-type]
+        demand=demand(Samples(10)),
     )
     await bench.settle(rounds=4)
     assert set(bench.cluster.pods) == before and bench.cluster.writes == []
@@ -576,7 +578,7 @@ async def test_one_that_does_not_lead_knows_the_pods_and_writes_nothing() -> Non
     await bench.settle()
     bench.cluster.writes.clear()
     settings = Settings(runtime_image="quire/runtime:test")
-    second = Reconciler(bench.cluster, settings, samples, bench.router)  # type: ignore[arg-type]
+    second = Reconciler(bench.cluster, settings, samples, bench.router, demand=demand(samples))  # type: ignore[arg-type]
     assert await second.follow(KEY) == Outcome()
     assert samples.keys() == (KEY,) and len(samples.targets()) == 2
     bench.cluster.edit(replicas=5)

@@ -124,7 +124,11 @@ def live_through(bench: OperatorProcess) -> None:
         "model": {"source": "hf://org/name", "cache": None},
         "networkPolicy": {"enabled": False},
         "serviceAccountName": "mine",
-        "autoscaling": {"maxReplicas": 2, "targets": {"queueSize": "4"}},
+        "autoscaling": {
+            "minReplicas": 0,
+            "maxReplicas": 2,
+            "targets": {"queueSize": "4"},
+        },  # the routers are asked, too
     }
     hpa = bench.path("/apis/autoscaling/v2", "horizontalpodautoscalers", "smol")
     before = bench.updated("smol")
