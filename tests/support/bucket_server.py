@@ -30,6 +30,8 @@ class Store:
     lasts: timedelta = timedelta(hours=1)
     zone: str = "Z"
     """Behind the time at which keys end."""
+    leads_to: str | None = None
+    """Where exchanges are redirected to."""
     refusals: list[tuple[int, str]] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     """Tokens, one for each exchange that succeeded."""
@@ -84,6 +86,9 @@ def store() -> Iterator[Store]:
         def do_POST(self) -> None:
             form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode(), strict_parsing=True)
             made.tries += 1
+            if made.leads_to is not None:
+                self.lead(made.leads_to)
+                return
             if made.refusals:
                 self.answer(*made.refusals.pop(0))
                 return
@@ -102,6 +107,9 @@ def store() -> Iterator[Store]:
 
         def do_GET(self) -> None:
             where = urlsplit(self.path)
+            if where.path == "/agent" and made.leads_to is not None:
+                self.lead(made.leads_to)
+                return
             if where.path == "/agent":
                 keys = made.hand_out(self.headers.get("Authorization", ""))
                 text = ", ".join(f'"{key.replace("SessionToken", "Token")}": "{value}"' for key, value in keys.items())
@@ -119,6 +127,12 @@ def store() -> Iterator[Store]:
             else:
                 made.served += 1
                 self.answer(200, FILES[unquote(where.path).removeprefix("/bucket/m/")])
+
+        def lead(self, there: str) -> None:
+            self.send_response(307)
+            self.send_header("Location", there)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def answer(self, status: int, body: str | bytes) -> None:
             content = body.encode() if isinstance(body, str) else body

@@ -15,7 +15,7 @@ import httpx
 
 from quire.errors import ConfigError, ModelError
 from quire.fetch.hub import Hub
-from quire.fetch.identity import identity_of
+from quire.fetch.identity import identity_of, refuse_redirect
 from quire.fetch.mark import read_mark
 from quire.fetch.progress import Progress
 from quire.fetch.remote import RemoteFile, Source
@@ -189,5 +189,6 @@ def _client(wanted: Fetch, source: Source) -> httpx.Client:
     limits = httpx.Limits(max_connections=wanted.parallel + 1)
     return httpx.Client(
         timeout=TIMEOUT, follow_redirects=True, verify=verify, auth=source.auth, limits=limits,
-        headers={"User-Agent": "quire-fetch"},
+        headers={"User-Agent": "quire-fetch"}, event_hooks={"response": [refuse_redirect]},
+        mounts={} if source.direct is None else {f"all://{source.direct}": None},  # None: the way without a proxy
     )  # fmt: skip

@@ -37,6 +37,7 @@ class Hub:
         org, name, *file = path.split("/", 2)
         self.name = f"hf://{path}"
         self.auth: httpx.Auth | None = Bearer(token) if token else None
+        self.direct: str | None = None
         self._repo = f"{org}/{name}"
         self._file = file[0] if file else None
         self._revision = revision

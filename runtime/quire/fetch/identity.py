@@ -7,7 +7,8 @@
 | AWS_CONTAINER_CREDENTIALS_FULL_URI, AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE | an agent on the node hands them out |
 
 The first line that is there counts; without any, requests are anonymous. An exchange is a request of the same client as the download (same
-proxy, same authorities), made inside its authentication. The token is read again for each: the kubelet renews the file.
+proxy, same authorities), made inside its authentication. The token is read again for each: the kubelet renews the file. It goes where the
+variable says and nowhere else: an exchange follows no redirect, and what is asked on the node itself goes through no proxy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _XML = "{*}"
 _AGAIN = frozenset({"IDPCommunicationError", "Throttling", "ThrottlingException", "RequestLimitExceeded"})
 """Codes that come with status 400 and are worth another try."""
 _NODE_HOSTS = frozenset({"169.254.170.2", "169.254.170.23", "fd00:ec2::23", "127.0.0.1", "::1", "localhost"})
-"""Where an agent may be asked without TLS: nothing there leaves the node."""
+"""Where an agent may be asked without TLS: nothing there leaves the node, unless a proxy is asked for it."""
+_MARK = "quire.exchange"
+"""An extension of the requests that exchange a token."""
 
 
 def utc_now() -> datetime:
@@ -53,6 +56,10 @@ class Credentials:
 
 class Identity(Protocol):
     """One way to come to keys."""
+
+    @property
+    def direct(self) -> str | None:
+        """Host and port that are asked without a proxy."""
 
     def request(self) -> httpx.Request:
         """What to ask. Raises ModelError where the token cannot be read."""
@@ -76,11 +83,25 @@ class Exchanged:
         with self._lock:
             if self._held is None or (self._ends is not None and self._ends - self._now() < EARLY):
                 request = self._identity.request()
-                request.extensions = dict(wanted.extensions)
+                request.extensions = {**wanted.extensions, _MARK: True}
                 response = yield request
                 response.read()
                 self._held, self._ends = self._identity.keys(response)
             return self._held
+
+    @property
+    def direct(self) -> str | None:
+        """Host and port that are asked without a proxy."""
+        return self._identity.direct
+
+
+def refuse_redirect(response: httpx.Response) -> None:
+    """A hook of the client: raises ModelError for an answer to an exchange that leads elsewhere, before the token goes there."""
+    if _MARK in response.request.extensions and response.has_redirect_location:
+        raise ModelError(
+            f"{response.url.host} answered {response.status_code}: a redirect, which tokens do not follow; "
+            "name the address that it leads to, if it is a good one"
+        )
 
 
 @dataclass(frozen=True)
@@ -91,6 +112,10 @@ class WebIdentity:
     token_file: Path
     endpoint: str
     session_name: str = "quire-fetch"
+
+    @property
+    def direct(self) -> str | None:
+        return _on_node(self.endpoint)
 
     def request(self) -> httpx.Request:
         form = {
@@ -135,6 +160,10 @@ class Agent:
     url: str
     token_file: Path | None
 
+    @property
+    def direct(self) -> str | None:
+        return _on_node(self.url)
+
     def request(self) -> httpx.Request:
         headers = {"Accept": "application/json"}
         if self.token_file is not None:
@@ -176,6 +205,12 @@ def identity_of(environ: Mapping[str, str], region: str) -> Credentials | Exchan
         file = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
         return Exchanged(Agent(url, Path(file) if file else None))
     return None
+
+
+def _on_node(url: str) -> str | None:
+    """Host and port of an address of the node itself."""
+    where = httpx.URL(url)
+    return where.netloc.decode() if where.host in _NODE_HOSTS else None
 
 
 def _temporary(said: Mapping[str, object], response: httpx.Response) -> tuple[Credentials, datetime | None]:

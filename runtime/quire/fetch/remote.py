@@ -49,10 +49,12 @@ class RemoteFile:
 
 
 class Source(Protocol):
-    """One place that models come from. `auth` signs its requests; httpx drops it when a redirect leaves the host."""
+    """One place that models come from. `auth` signs its requests; httpx drops it when a redirect leaves the host. `direct`: host and port that
+    are asked without a proxy, whatever the environment says."""
 
     name: str
     auth: httpx.Auth | None
+    direct: str | None
 
     def files(self, get: Get) -> tuple[RemoteFile, ...]:
         """What is to be downloaded. Raises ModelError where that cannot be served."""

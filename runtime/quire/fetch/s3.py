@@ -80,6 +80,7 @@ class Bucket:
         bucket, _, key = path.partition("/")
         self.name = f"s3://{path}"
         self.auth: httpx.Auth | None = Signature(keys, region) if keys else None
+        self.direct = keys.direct if isinstance(keys, Exchanged) else None
         self._key = key
         self._code = code
         if endpoint:

@@ -23,6 +23,7 @@ class Web:
             raise ConfigError(f"an http source must name a .gguf file, which is a whole model, got {url}")
         self.name = url
         self.auth: httpx.Auth | None = Bearer(token) if token else None
+        self.direct: str | None = None
         self._file = RemoteFile(
             unquote(path.rpartition("/")[2]), url, digest=Digest("sha256", sha256) if sha256 else None
         )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import http.client
+import http.server
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import pytest
 
 from bucket_server import FILES, NAMESPACE, ROLE, WRONG, Store, store
 from quire.errors import ConfigError, ModelError
-from quire.fetch.fetch import Fetch, fetch
+from quire.fetch.fetch import Fetch, _client, fetch
 from quire.fetch.identity import Agent, Credentials, Exchanged, identity_of
+from quire.fetch.s3 import Bucket
+from threaded_server import served
 
 
 @pytest.fixture
@@ -29,6 +36,13 @@ def web_identity(there: Store, token: Path) -> dict[str, str]:
 
 def void(written: int) -> None:
     """Nothing."""
+
+
+def agent(url: str, token: Path) -> dict[str, str]:
+    return {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/agent",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token),
+    }
 
 
 def get(there: Store, folder: Path, environ: dict[str, str], *, parallel: int = 4) -> list[str]:
@@ -58,12 +72,83 @@ def test_keys_that_end_are_exchanged_anew_with_the_token_of_then(tmp_path: Path,
 
 def test_an_agent_of_the_node_is_asked(tmp_path: Path, token: Path) -> None:
     with store() as there:
-        environ = {
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{there.url}/agent",
-            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token),
-        }
-        get(there, tmp_path / "m", environ)
+        get(there, tmp_path / "m", agent(there.url, token))
         assert (there.shown, there.bad) == (["token-1"], [])
+
+
+@contextmanager
+def proxy() -> Iterator[tuple[str, list[str]]]:
+    """One that passes requests on: its address, and what it was asked for."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            where = urlsplit(self.path)
+            far = http.client.HTTPConnection(where.netloc, timeout=30)
+            far.request(
+                "GET", urlunsplit(("", "", where.path, where.query, "")), headers=dict(self.headers.items())
+            )
+            answer = far.getresponse()
+            content = answer.read()
+            self.send_response(answer.status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+            far.close()
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    with served(Handler) as url:
+        yield url, asked
+
+
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What a proxy that the environment names was asked for."""
+    for name in ("NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with proxy() as (url, asked):
+        for name in ("HTTP_PROXY", "http_proxy"):
+            monkeypatch.setenv(name, url)
+        yield asked
+
+
+@pytest.mark.parametrize("way", [agent, lambda url, token: web_identity(Store(url), token)], ids=["agent", "STS"])
+def test_no_proxy_sees_what_is_asked_on_the_node(
+    tmp_path: Path, token: Path, proxied: list[str], way: Callable[[str, Path], dict[str, str]]
+) -> None:
+    with store() as there:
+        other_name = there.url.replace("127.0.0.1", "localhost")
+        get(there, tmp_path / "m", way(other_name, token))
+        assert (there.shown, there.bad) == (["token-1"], [])
+        assert len(proxied) == 1 + len(FILES) and all(url.startswith(f"{there.url}/bucket/") for url in proxied)
+
+
+@pytest.mark.parametrize("host", ["169.254.170.2", "169.254.170.23", "[fd00:ec2::23]", "localhost", "[::1]"])
+def test_each_address_of_an_agent_is_asked_without_a_proxy(
+    tmp_path: Path, token: Path, proxied: list[str], host: str
+) -> None:
+    """Nobody is there: it is looked at where the client would go."""
+    url = f"http://{host}/v1/credentials"
+    source = Bucket("b/m", region="r", endpoint="http://bucket", keys=identity_of(agent(url, token), "r"))
+    with _client(Fetch("s3://b/m", tmp_path), source) as client:
+        assert client._transport_for_url(httpx.URL(url)) is client._transport
+        assert client._transport_for_url(httpx.URL("http://bucket/")) is not client._transport
+
+
+@pytest.mark.parametrize("way", [agent, lambda url, token: web_identity(Store(url), token)], ids=["agent", "STS"])
+def test_a_token_does_not_follow_a_redirect(
+    tmp_path: Path, token: Path, way: Callable[[str, Path], dict[str, str]]
+) -> None:
+    with store() as there, proxy() as (elsewhere, asked):
+        there.leads_to = f"{elsewhere}/agent"
+        with pytest.raises(ModelError, match=r"127\.0\.0\.1 answered 307: a redirect, which tokens do not follow"):
+            get(there, tmp_path / "m", way(there.url, token))
+        assert asked == [] and there.served == 0
 
 
 def test_a_role_that_is_refused_ends_it_with_the_reason(tmp_path: Path, token: Path) -> None:
@@ -139,7 +224,7 @@ def test_the_exchange_is_asked_of_the_regions_own_address(token: Path) -> None:
     request = next(found.current(httpx.Request("GET", "http://bucket", extensions={"timeout": {"read": 7}})))
     assert str(request.url) == "https://sts.eu-west-1.amazonaws.com/"
     assert "token-1" not in str(request.url)
-    assert request.extensions == {"timeout": {"read": 7}}, "one that hangs is given up too"
+    assert request.extensions["timeout"] == {"read": 7}, "one that hangs is given up too"
 
 
 @pytest.mark.parametrize("zone", ["", "+00:00", "Z"])

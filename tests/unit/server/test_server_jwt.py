@@ -199,6 +199,20 @@ def test_what_is_no_key(tmp_path: Path) -> None:
         Guard(ServeConfig(jwt_audience="x"))
 
 
+async def test_keys_without_tls_come_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One between could put its own keys in."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with issuer() as source, issuer() as between:
+        source.body, between.body = set_of(jwk(RSA, "a")), set_of(jwk(OTHER_RSA, "a"))
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, between.url)
+        check = checker(source.url)
+        assert await check.check(token(key=OTHER_RSA)) is None
+        assert await check.check(token()) is not None
+        assert (source.num_requests, between.num_requests) == (1, 0)
+
+
 async def test_secrets_of_an_address_are_no_keys() -> None:
     secret = {"kty": "oct", "k": base64.urlsafe_b64encode(SECRET.encode()).decode().rstrip("="), "kid": "s"}
     async with issuer() as source:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -32,6 +33,8 @@ class RemoteKeys:
     def __init__(self, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url
         self._clock = clock
+        # Without TLS only this machine is asked (see `jwt_check`): a proxy between could put its own keys in.
+        self._may_use_proxy = urlsplit(url).scheme == "https"
         self._verify = httpx.create_ssl_context()  # takes a while, at the start rather than beside requests
         self._keys: list[VerifyKey] = []
         self._fetched_s = 0.0
@@ -82,7 +85,7 @@ class RemoteKeys:
     async def _get(self) -> bytes:
         body = b""
         async with (
-            httpx.AsyncClient(timeout=DEADLINE_S, verify=self._verify) as client,
+            httpx.AsyncClient(timeout=DEADLINE_S, verify=self._verify, trust_env=self._may_use_proxy) as client,
             client.stream("GET", self._url, headers={"accept": "application/json"}) as answer,
         ):
             if answer.status_code != 200:
