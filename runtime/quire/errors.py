@@ -44,7 +44,7 @@ class RequestError(QuireError, ValueError):
 
 
 class OverloadedError(QuireError):
-    """No room now. `reason` is a label of `dropped_requests_total`: queue_full, queue_timeout or draining."""
+    """No room now. `reason` is a label of `dropped_requests_total`: queue_full, queue_timeout, draining, ..."""
 
     def __init__(self, message: str, *, reason: str, retry_after_s: int = 1) -> None:
         super().__init__(message)

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from quire import kinds
-from quire.errors import RequestError
+from quire.errors import RequestError, shown
 from quire.sampling_params import RequestOutputKind, SamplingParams
 
 __all__ = [
@@ -254,7 +254,7 @@ def checked_priority(priority: int | None, *, policy: str) -> int:
         plain = None
     if plain is None or not -(2**31) <= plain < 2**31:
         raise RequestError(
-            f"priority must be a 32-bit integer (lower is more urgent), got {priority!r}",
+            f"priority must be a 32-bit integer (lower is more urgent), got {shown(priority)}",
             param="priority",
             code="invalid_value",
         )

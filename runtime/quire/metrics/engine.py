@@ -200,7 +200,7 @@ class EngineMetrics:
             self._bound(self._grammar_failures, reason=cause.value)
         for reason in ("stop", "length", "abort", "error"):
             self._bound(self._finished, finish_reason=reason)
-        for reason in ("queue_full", "queue_timeout", "draining", "rate_limit"):
+        for reason in ("queue_full", "queue_timeout", "draining", "rate_limit", "bodies_full"):
             self._bound(self._dropped, reason=reason)
 
     def startup(self, stage: str, seconds: float) -> None:

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError, shown
+from quire.errors import MAX_SHOWN, EngineDeadError, OverloadedError, QuireError, RequestError, shown
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def _first_error(errors: Sequence[Any], *, skip: int) -> tuple[str, str | None]:
     error = errors[0]
     if error["type"] == "json_invalid":
         return f"the body is not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}", None
-    path = [str(part) for part in error["loc"][skip:]]
+    path = [str(part)[:MAX_SHOWN] for part in error["loc"][skip:]]  # names too may be of any length
     path = [part for i, part in enumerate(path) if i == 0 or not _is_variant(part)]
     param = ".".join(path) or None
     message = error["msg"][:1].lower() + error["msg"][1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import RequestError
+from quire.errors import RequestError, shown
 
 PARTS_JOINT = "\n"
 
@@ -38,7 +38,7 @@ def _text(content: object, role: str, where: str) -> str | None:
         text = part.get("text") if isinstance(part, Mapping) else None
         if kind != "text" or not isinstance(text, str):
             raise RequestError(
-                f"{where}.{number} has type {kind!r}; this model takes text parts only",
+                f"{where}.{number} has type {shown(kind)}; this model takes text parts only",
                 param=f"{where}.{number}",
                 code="unsupported_content",
             )

@@ -86,9 +86,7 @@ def proxy() -> Iterator[tuple[str, list[str]]]:
             asked.append(self.path)
             where = urlsplit(self.path)
             far = http.client.HTTPConnection(where.netloc, timeout=30)
-            far.request(
-                "GET", urlunsplit(("", "", where.path, where.query, "")), headers=dict(self.headers.items())
-            )
+            far.request("GET", urlunsplit(("", "", where.path, where.query, "")), headers=dict(self.headers.items()))
             answer = far.getresponse()
             content = answer.read()
             self.send_response(answer.status)

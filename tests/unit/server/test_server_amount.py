@@ -8,7 +8,7 @@ import pytest
 
 from live_server import live_server
 from quire.errors import RequestError
-from quire.server.bodies.amount import MAX_OBJECTS, MAX_TEXTS, MAX_VALUES, check_amount
+from quire.server.bodies.amount import MAX_OBJECTS, MAX_TEXTS, MAX_VALUES, bytes_as_read
 from scripted_engine import ScriptedEngine
 
 ANY = b'{"prompt": "x", "max_tokens": 1, "metadata": %s}'
@@ -31,7 +31,7 @@ def texts(number: int) -> bytes:
     ],
 )
 def test_long_texts_are_one_value(data: bytes) -> None:
-    check_amount(data)
+    bytes_as_read(data)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_long_texts_are_one_value(data: bytes) -> None:
 )
 def test_many_values_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(RequestError, match=words) as refused:
-        check_amount(data)
+        bytes_as_read(data)
     assert (refused.value.status, refused.value.code) == (413, "body_too_large")
 
 

@@ -24,7 +24,7 @@ from live_server import Live, events_of, ids_of, live_server
 from quire.config import ServeConfig
 from quire.errors import ConfigError
 from quire.logs import JsonFormatter
-from quire.server.edge.listener import MAX_HEAD_BYTES
+from quire.server.edge.listener import MAX_HEAD_BYTES, SLICE_BYTES
 from quire.server.edge.tls import tls_context
 from scripted_engine import ScriptedEngine
 
@@ -133,6 +133,58 @@ async def test_trailers_are_bounded(tmp_path: Path, api_key: tuple[str, ...], tr
             assert sent < 10 * MAX_HEAD_BYTES
         live.http.headers["authorization"] = "Bearer k"
         assert (await live.chat()).status_code == 200
+
+
+async def test_requests_that_wait_behind_one_are_few(tmp_path: Path) -> None:
+    """However many come at once, and whatever they wait for; each is answered, in order."""
+    asked = b"GET /version HTTP/1.1\r\n\r\n"
+    number, most = 3000, SLICE_BYTES // len(asked) + 1
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG)) as live:
+        live.engine.hold()
+        async with connection(live) as (reader, writer), asyncio.timeout(60):
+            writer.write(request(json.dumps(BODY).encode()) + asked * number)
+            await live.engine.until(lambda: live.engine.requests)
+            [waiting] = [
+                one
+                for one in live.server.server_state.connections
+                if one.transport.get_extra_info("peername") == writer.get_extra_info("sockname")
+            ]
+            while not waiting.flow.held:
+                await live.http.get("/version")
+            for _ in range(5):
+                await live.http.get("/version")
+                assert 0 < len(waiting.pipeline) <= most
+            live.engine.release()
+            answers = b""
+            while (count := answers.count(b"HTTP/1.1 200 OK")) <= number:
+                assert len(waiting.pipeline) <= most
+                answers += await reader.read(1 << 16)
+            assert count == number + 1 and answers.count(b'{"version"') == number
+            assert answers.index(b"chat.completion") < answers.index(b'{"version"')
+            writer.write(asked)
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n", "the connection goes on"
+
+
+async def test_a_body_that_waits_behind_a_request_is_not_read(tmp_path: Path) -> None:
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG)) as live:
+        live.engine.hold()
+        async with connection(live) as (reader, writer), asyncio.timeout(60):
+            body = json.dumps({**BODY, "user": "x" * 8_000_000}).encode()
+            writer.write(request(json.dumps(BODY).encode()) + request(body))
+            await live.engine.until(lambda: live.engine.requests)
+            [waiting] = [
+                one
+                for one in live.server.server_state.connections
+                if one.transport.get_extra_info("peername") == writer.get_extra_info("sockname")
+            ]
+            while not waiting.flow.held:
+                await live.http.get("/version")
+            for _ in range(5):
+                await live.http.get("/version")
+                assert len(waiting.cycle.body) + len(waiting._later) < 1_000_000
+            live.engine.release()
+            await reader.readuntil(b"HTTP/1.1 200 OK")
+            await reader.readuntil(b"HTTP/1.1 200 OK")
 
 
 async def test_a_long_body_in_small_chunks_is_no_head(tmp_path: Path) -> None:

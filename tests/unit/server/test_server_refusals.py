@@ -302,6 +302,35 @@ async def test_a_limit_names_field_value_and_bound(
     assert all(word in error["message"] for word in (param, *words)), error["message"]
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 400), ("br, gzip", 400), ("identity", 200), ("", 200)])
+async def test_a_compressed_body_is_refused_by_its_encoding(live: Live, encoding: str, status: int) -> None:
+    content = json.dumps({"prompt": "hi"}).encode()
+    response = await live.http.post(COMPLETE, content=content, headers={"content-encoding": encoding})
+    assert response.status_code == status
+    if status == 400:
+        error = response.json()["error"]
+        assert error["code"] == "unsupported_content" and f"content-encoding '{encoding}'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "x" * 20_000},
+        {"tools": [{"type": "x" * 20_000}]},
+        {"tools": [tool("x" * 20_000)]},
+        {"messages": [{"role": "x" * 20_000, "content": "hi"}]},
+        {"messages": [{"role": "user", "content": [{"type": "x" * 20_000}]}]},
+        {"logit_bias": {"x" * 20_000: 1}},
+        {"logit_bias": {"x" * 20_000: "x"}},
+        {"structured_outputs": {"x" * 20_000: 1}},
+        {"priority": 10**4000},
+    ],
+)
+async def test_what_is_shown_of_a_long_value_is_short(live: Live, fields: dict[str, Any]) -> None:
+    status, error = await error_of(live, CHAT, {"messages": MESSAGES, **fields})
+    assert status in (400, 404) and len(json.dumps(error)) < 1000, error["message"][:200]
+
+
 async def test_request_ids_go_in_and_out(live: Live) -> None:
     given = await live.http.get("/version", headers={"x-request-id": "abc-123"})
     assert given.headers["x-request-id"] == "abc-123"

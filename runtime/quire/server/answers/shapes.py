@@ -10,18 +10,24 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec import Raw
+from msgspec.json import encode
+
 from quire.outputs.choice import Choice, kept
 from quire.outputs.parts import Message, Part
 from quire.outputs.reader import Reader, Reading
 from quire.request import FinishReason, TokenLogprobs
 from quire.server.answers.logprobs import of_text
 from quire.server.answers.streaming import DONE, event
+from quire.server.bodies.prompts import beside
 from quire.server.flight.jobs import Job
 from quire.server.flight.work import Usage
 from quire.text.pieces import Pieces
 
 JSON = dict[str, Any]
 
+ENTRY_CHARS = 100
+"""An entry of a token and its likeliest ones takes about as long to write as the encoding of so many characters."""
 TOOL_CALLS = "tool_calls"
 """The reason of an answer that has calls, all of them whole, and was not cut."""
 
@@ -94,7 +100,7 @@ class Shape(Protocol):
 
 
 async def collect(job: Job, shape: Shape, reading: Reading) -> JSON:
-    """The whole answer, when every choice has ended."""
+    """The whole answer, when every choice has ended; what it says of many tokens is written beside the event loop."""
     messages = [Message() for _ in job.choices]
     entries: list[list[TokenLogprobs]] = [[] for _ in job.choices]
     reasons = [FinishReason.ABORT.value] * len(job.choices)
@@ -102,14 +108,20 @@ async def collect(job: Job, shape: Shape, reading: Reading) -> JSON:
         messages[step.index].add(step.parts)
         entries[step.index] += step.entries
         reasons[step.index] = step.reason or reasons[step.index]
-    choices: list[JSON] = []
-    for place, one in enumerate(kept(job.choices)):
-        logprobs = shape.logprobs(entries[one.index], one.text.pieces, 0) if one.tells_logprobs else None
-        choices.append(shape.choice(place, messages[one.index], reasons[one.index], logprobs))
-    answer = {**shape.head, "choices": choices, "usage": usage_of(job.usage)}
     firsts = {choice.prompt_index: choice for choice in reversed(job.choices)}
-    shape.with_prompt(answer, [firsts[one.prompt_index] for one in kept(job.choices)])
-    return answer
+
+    def told() -> JSON:
+        choices: list[JSON] = []
+        for place, one in enumerate(kept(job.choices)):
+            logprobs = shape.logprobs(entries[one.index], one.text.pieces, 0) if one.tells_logprobs else None
+            choices.append(shape.choice(place, messages[one.index], reasons[one.index], logprobs))
+        answer = {**shape.head, "choices": choices, "usage": usage_of(job.usage)}
+        shape.with_prompt(answer, [firsts[one.prompt_index] for one in kept(job.choices)])
+        # one by one: all at once would hold the interpreter's lock for as long
+        return {**answer, "choices": [Raw(encode(one)) for one in choices]}
+
+    num_entries = sum(map(len, entries)) + sum(len(first.prompt_logprobs or ()) for first in firsts.values())
+    return await beside(num_entries * ENTRY_CHARS, told)
 
 
 async def stream(job: Job, shape: Shape, reading: Reading, *, include_usage: bool) -> AsyncGenerator[bytes, None]:

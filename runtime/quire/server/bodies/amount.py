@@ -1,4 +1,5 @@
-"""How many values a body may have. Bytes alone do not tell what it costs: reading JSON holds up everybody, health and streams too.
+"""How many values a body may have, and what they take when they are read. Bytes alone tell neither: reading JSON holds up everybody, health and
+streams too, and a list of two bytes takes up to a hundred times as many.
 
 Pure. A long text is one value, whatever stands in it.
 """
@@ -15,8 +16,17 @@ MAX_OBJECTS = 100_000
 """Lists and objects, which cost most: 50 000 messages are as many objects."""
 
 
-def check_amount(data: bytes) -> None:
-    """Raises RequestError (413) for a body, JSON or not, with more values than may be read."""
+OBJECT_BYTES, TEXT_BYTES, VALUE_BYTES = 350, 110, 32
+"""Of memory that one takes at most once it is read, beside its characters."""
+
+
+def bytes_as_read(data: bytes) -> int:
+    """What a body, JSON or not, takes when it is read, at most and roughly. Raises RequestError (413) where it has more values than may be
+    read."""
+    wide = (
+        1 if data.isascii() and b"\\u" not in data else 4
+    )  # one character outside of the first plane makes each of its text so wide
+    num_bytes = wide * len(data)
     if b"\\" in data:
         data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # what is left of quotes are ends of texts
     num_texts = data.count(b'"') // 2
@@ -29,6 +39,7 @@ def check_amount(data: bytes) -> None:
     num_values = num_objects + between.count(b",")
     if num_values > MAX_VALUES:
         raise _too_many(num_values, "values", MAX_VALUES)
+    return num_bytes + num_objects * OBJECT_BYTES + num_texts * TEXT_BYTES + num_values * VALUE_BYTES
 
 
 def _too_many(number: int, what: str, most: int) -> RequestError:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from quire.errors import RequestError
+from quire.errors import RequestError, shown
 from quire.server.bodies.fields import Body, Fields
 from quire.server.bodies.tools import Function, Tool, ToolChoice, Tools, checked_tools
 
@@ -66,9 +66,7 @@ class WithTools(Body):
         for index, tool in enumerate(self.tools or ()):
             if tool.type != "function" or tool.function is None:
                 where = f"tools.{index}.{'type' if tool.type != 'function' else 'function'}"
-                message = (
-                    f"{where}: only tools of type function are possible here, each with function, got {tool.type!r}"
-                )
+                message = f"{where}: only tools of type function are possible here, each with function, got {shown(tool.type)}"
                 raise RequestError(message, param=where, code="unsupported_parameter")
             functions.append(tool.function)
         choice = self.tool_choice

@@ -17,10 +17,11 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from quire.errors import RequestError
-from quire.server.bodies.amount import check_amount
+from quire.errors import RequestError, shown
+from quire.server.bodies.amount import bytes_as_read
 from quire.server.bodies.fields import MOST_NAMED, Body
 from quire.server.errors import invalid
+from quire.server.flight.room import Hold
 
 IN_THREAD_BYTES = 32_000
 """A body as long as that is read beside the event loop: one of 200 000 may take 50 ms, and ten may come at once."""
@@ -54,24 +55,40 @@ def post(routes: APIRouter, path: str, model: type[SomeBody]) -> Callable[[Handl
 
 
 async def read_body(request: Request, model: type[SomeBody]) -> tuple[SomeBody, list[str]]:
-    """The body as `model`, and the names of fields that nobody knows; raises RequestError."""
-    data = await request.body()
+    """The body as `model`, and the names of fields that nobody knows; raises RequestError, or OverloadedError where there is no room for it."""
+    if (encoding := request.headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
+        message = (
+            f"bodies are read as they come, and this one has the content-encoding {shown(encoding)}; send it without"
+        )
+        raise RequestError(message, code="unsupported_content")
+    data = await _received(request)
+    if len(data) < IN_THREAD_BYTES:
+        return _read(data, model)
+    read = partial(contextvars.copy_context().run, _read_long, data, model, request.state.hold)
+    return await asyncio.get_running_loop().run_in_executor(_READER, read)
+
+
+async def _received(request: Request) -> bytes:
+    """All of the body. `Request.body` would keep it as long as a stream lasts, and many small parts in many times their size."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+    return bytes(data)
+
+
+def _read_long(data: bytes, model: type[SomeBody], hold: Hold) -> tuple[SomeBody, list[str]]:
+    num_bytes = bytes_as_read(data)
+    hold.take(len(data) + num_bytes)
+    read = _read(data, model, shows_value=False)
+    hold.take(num_bytes)
+    return read
+
+
+def _read(data: bytes, model: type[SomeBody], *, shows_value: bool = True) -> tuple[SomeBody, list[str]]:
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as exc:
         raise RequestError(f"the body is not valid UTF-8 (byte {exc.start})", code="invalid_json") from None
-    if len(data) < IN_THREAD_BYTES:
-        return _read(data, model)
-    read = partial(contextvars.copy_context().run, _read_long, data, model)
-    return await asyncio.get_running_loop().run_in_executor(_READER, read)
-
-
-def _read_long(data: bytes, model: type[SomeBody]) -> tuple[SomeBody, list[str]]:
-    check_amount(data)
-    return _read(data, model, shows_value=False)
-
-
-def _read(data: bytes, model: type[SomeBody], *, shows_value: bool = True) -> tuple[SomeBody, list[str]]:
     try:
         body = model.model_validate_json(data)
     except ValidationError as exc:

@@ -1,4 +1,4 @@
-"""The outermost layer: request id, key check, limits of the key, body limit, access log, and the last net for exceptions.
+"""The outermost layer: request id, key check, limits of the key and of bodies, access log, and the last net for exceptions.
 
 Plain ASGI, because streams and disconnects must pass through untouched. Never logged: bodies, prompts, keys, query
 strings.
@@ -26,6 +26,7 @@ from quire.server.auth.rates import Lease, Refusal, headers_of
 from quire.server.edge import access
 from quire.server.edge.access import Finished
 from quire.server.errors import ClientGoneError, body, describe, told_at
+from quire.server.flight.room import BODIES, Hold, Room
 from quire.server.flight.work import Work
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -56,6 +57,7 @@ class Edge:
         self._app = app
         self._guard = guard
         self._max_body_size = max_body_size
+        self._room = Room(BODIES * max_body_size, dropped=dropped)
         self._dropped = dropped
         self._trace = trace
 
@@ -65,10 +67,11 @@ class Edge:
             return
         headers = Headers(scope=scope)
         open_path = scope["path"] in self._guard.open_paths
-        exchange = _Exchange(scope, _request_id(headers), receive, send)
+        exchange = _Exchange(scope, headers, receive, send)
         scope.setdefault("state", {})["request_id"] = exchange.request_id
         logs.request_id.set(exchange.request_id)  # each request has a task, and so a context, of its own
         lease: Lease | None = None
+        hold = scope["state"]["hold"] = self._room.hold()
         try:
             if not open_path:
                 principal = await self._guard.principal(headers)
@@ -84,7 +87,7 @@ class Edge:
                     lease = admitted
                     lease.spent = exchange.num_tokens
                     exchange.headers = headers_of(lease.meters)
-            await self._app(scope, self._limited(headers, receive), exchange.send)
+            await self._app(scope, self._limited(exchange, headers, receive, hold), exchange.send)
         except (ClientGoneError, ClientDisconnect):
             exchange.status = CLIENT_GONE
         except Exception as exc:  # noqa: BLE001  (the last net: told to the client and logged)
@@ -92,6 +95,7 @@ class Edge:
             if not exchange.started:
                 await exchange.answer(status, content, extra)
         finally:
+            hold.end()
             if lease is not None:
                 self._guard.end(lease)
             finished = exchange.finished()
@@ -105,19 +109,26 @@ class Edge:
         headers = {"retry-after": str(refusal.retry_after_s), **self._guard.headers(principal)}
         await exchange.answer(429, content, headers)
 
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
-        """`receive` that refuses a body over the limit, by its announced length or as soon as too much has come."""
-        announced = headers.get("content-length", "")
-        left = self._max_body_size
+    def _limited(self, exchange: _Exchange, headers: Headers, receive: Receive, hold: Hold) -> Receive:
+        """`receive` that refuses a body over the limit, or one that there is no room for, by its announced length or as soon as too much has
+        come."""
+        length = headers.get("content-length", "")
+        announced = int(length) if length.isdecimal() else 0
+        came = 0
 
         async def limited() -> Message:
-            nonlocal left
-            if announced.isdecimal() and int(announced) > self._max_body_size:
+            nonlocal came
+            if announced > self._max_body_size:
                 raise self._too_large()
+            if came == 0:
+                hold.expect(announced)
             message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
-                raise self._too_large()
+            exchange.unread = exchange.unread and message.get("more_body", False)
+            if part := message.get("body", b""):
+                came += len(part)
+                if came > self._max_body_size:
+                    raise self._too_large()
+                hold.take(came)
             return message
 
         return limited
@@ -129,10 +140,12 @@ class Edge:
 
 
 class _Exchange:
-    """One request and what was answered."""
+    """One request and what was answered. unread: there is a body, and not all of it has come."""
 
-    def __init__(self, scope: Scope, request_id: str, receive: Receive, send: Send) -> None:
-        self.request_id = request_id
+    def __init__(self, scope: Scope, request: Headers, receive: Receive, send: Send) -> None:
+        self.request_id = _request_id(request)
+        self.unread = "transfer-encoding" in request or request.get("content-length", "0") != "0"
+        self._closes = "close" in request.get("connection", "").lower() or scope["http_version"] == "1.0"
         self.status = 0
         self.started = False
         self.headers: Mapping[str, str] = {}
@@ -151,15 +164,15 @@ class _Exchange:
             headers.update(self.headers)
             if self.status == 413:
                 headers["connection"] = "close"
-        elif self.status == 413 and not message.get("more_body", False):
+        elif (self.status == 413 or (self._closes and self.unread)) and not message.get("more_body", False):
             await self._send({**message, "more_body": True})
             await self._linger()
             message = {"type": "http.response.body", "body": b""}
         await self._send(message)
 
     async def _linger(self) -> None:
-        """Throw away what still arrives of a body that is too large, for a while: closing at once would reset the
-        connection, and the client, still writing, would never see the answer."""
+        """Throw away what still arrives of a body that is not read, for a while: closing at once would reset the
+        connection, and the client, still writing, would never see the answer. Where it stays open it is thrown away anyhow."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while (await self._receive()).get("more_body", False):

@@ -3,7 +3,8 @@
 uvicorn bounds neither the head of a request nor the trailers behind its body; here they have `MAX_HEAD_BYTES`, give or take `SLICE_BYTES`,
 and beyond that 431. It stops handing data to a connection whose client does not read (64 KiB wait in this process, then its answer waits too), but
 waits for ever; and a client may take for ever to send a request. Both are cut here after `client_timeout_s`, which ends their requests
-as if they had left.
+as if they had left. Of requests that come before the one ahead of them is answered uvicorn makes objects as fast as they come; here no more are
+read than those of one slice.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.config import ServeConfig
@@ -66,6 +68,16 @@ def uvicorn_config(app: ASGIApp, config: ServeConfig, *, tls: ssl.SSLContext | N
     return settings
 
 
+class Flow(FlowControl):
+    """held: nothing more is read, whoever would go on."""
+
+    held: bool = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
+
 def _protocol(client_timeout_s: float) -> type[asyncio.Protocol]:
     """A protocol that waits so long for its client."""
     return type("Protocol", (PatientProtocol,), {"client_timeout_s": client_timeout_s})
@@ -79,9 +91,13 @@ class PatientProtocol(HttpToolsProtocol):
     _reading: asyncio.TimerHandle | None = None
     _in_head: bool = False
     _held_bytes: int = 0
+    _later: bytes = b""
+    """What came behind requests that wait for the one ahead of them, not parsed yet."""
+    flow: Flow
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.flow = Flow(transport)
         # asyncio does so only where the listening socket was made with a protocol number. Without it the body behind a head, and each event of
         # a stream, waits until the client has acknowledged what came before: 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -90,12 +106,24 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._request_came()
         self._client_reads()
+        self._later = b""
         super().connection_lost(exc)
 
     # --- the client sends ---
 
     def data_received(self, data: bytes) -> None:
+        self._later += data
+        self._parse()
+
+    def _parse(self) -> None:
+        """What came, as long as no request waits."""
+        data, self._later = self._later, b""
         for start in range(0, len(data), SLICE_BYTES):
+            if self.pipeline:
+                self._later = data[start:]
+                self.flow.held = True
+                self.flow.pause_reading()
+                return
             part = data[start : start + SLICE_BYTES]
             self._held_bytes += len(part)  # what moves the request on puts it to 0 again
             super().data_received(part)
@@ -106,6 +134,17 @@ class PatientProtocol(HttpToolsProtocol):
                 return
         if self._reading is None and self.timeout_keep_alive_task is None and self.cycle.response_complete:
             self._await_request()  # line ends between requests: they ended uvicorn's wait, and begin nothing
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._later and not self.pipeline:
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._later and not self.pipeline and not self.transport.is_closing():
+            self.flow.held = False
+            self.flow.resume_reading()
+            self._parse()
 
     def _refuse_head(self) -> None:
         self._refuse(431, f"head and trailers of a request may have {MAX_HEAD_BYTES} bytes", "head_too_large")

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from quire.config import ServeConfig
-from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError
+from quire.errors import EngineDeadError, OverloadedError, QuireError, RequestError, shown
 from quire.metrics import EngineMetrics
 from quire.models.generation_config import SamplingDefaults
 from quire.outputs.choice import Choice, choices_of, requests_of
@@ -173,7 +173,7 @@ class Frontend:
         """The name to answer with; raises RequestError: 404 for a model that is not served here, 400 for one that cannot do the task."""
         if name is not None and name not in self.names:
             raise RequestError(
-                f"the model {name!r} does not exist here; served: {', '.join(self.names)}",
+                f"the model {shown(name)} does not exist here; served: {', '.join(self.names)}",
                 param="model",
                 code="model_not_found",
                 status=404,
