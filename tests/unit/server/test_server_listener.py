@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import http.client
 import json
 import logging
 import re
@@ -12,6 +14,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -41,6 +44,13 @@ async def connection(live: Live) -> AsyncIterator[tuple[asyncio.StreamReader, as
         yield reader, writer
     finally:
         writer.close()
+
+
+def server_side(live: Live, writer: asyncio.StreamWriter) -> Any:
+    """The server's protocol of a connection."""
+    mine = writer.get_extra_info("sockname")
+    [found] = [one for one in live.server.server_state.connections if one.transport.get_extra_info("peername") == mine]
+    return found
 
 
 def request(body: bytes, *, length: int | None = None) -> bytes:
@@ -144,11 +154,7 @@ async def test_requests_that_wait_behind_one_are_few(tmp_path: Path) -> None:
         async with connection(live) as (reader, writer), asyncio.timeout(60):
             writer.write(request(json.dumps(BODY).encode()) + asked * number)
             await live.engine.until(lambda: live.engine.requests)
-            [waiting] = [
-                one
-                for one in live.server.server_state.connections
-                if one.transport.get_extra_info("peername") == writer.get_extra_info("sockname")
-            ]
+            waiting = server_side(live, writer)
             while not waiting.flow.held:
                 await live.http.get("/version")
             for _ in range(5):
@@ -165,6 +171,21 @@ async def test_requests_that_wait_behind_one_are_few(tmp_path: Path) -> None:
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n", "the connection goes on"
 
 
+async def test_what_comes_behind_is_not_read_while_others_are_answered(tmp_path: Path) -> None:
+    """Each request reads its own body, which would let more of the next ones in."""
+    body = json.dumps({"prompt": "hi", "user": "x" * 1000}).encode()
+    asked = f"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    async with (
+        live_server(tmp_path, ScriptedEngine(lambda _: LONG)) as live,
+        connection(live) as (reader, writer),
+        asyncio.timeout(60),
+    ):
+        writer.write(asked * 10_000)
+        for _ in range(50):
+            await reader.readuntil(b"HTTP/1.1 200 OK")
+        assert 0 < len(server_side(live, writer)._later) < 1_000_000
+
+
 async def test_a_body_that_waits_behind_a_request_is_not_read(tmp_path: Path) -> None:
     async with live_server(tmp_path, ScriptedEngine(lambda _: LONG)) as live:
         live.engine.hold()
@@ -172,11 +193,7 @@ async def test_a_body_that_waits_behind_a_request_is_not_read(tmp_path: Path) ->
             body = json.dumps({**BODY, "user": "x" * 8_000_000}).encode()
             writer.write(request(json.dumps(BODY).encode()) + request(body))
             await live.engine.until(lambda: live.engine.requests)
-            [waiting] = [
-                one
-                for one in live.server.server_state.connections
-                if one.transport.get_extra_info("peername") == writer.get_extra_info("sockname")
-            ]
+            waiting = server_side(live, writer)
             while not waiting.flow.held:
                 await live.http.get("/version")
             for _ in range(5):
@@ -251,6 +268,20 @@ async def test_who_does_not_read_is_cut_alone(tmp_path: Path, caplog: pytest.Log
         async with asyncio.timeout(10):
             await live.frontend.drained()
         sock.close()
+
+
+async def test_who_closes_behind_the_answer_sees_a_refusal_all_the_same(tmp_path: Path) -> None:
+    """It writes all of its body first: a reset meanwhile would lose the answer."""
+    async with live_server(tmp_path, ScriptedEngine(lambda _: LONG), api_key=("k",)) as live:
+
+        def ask() -> int:
+            with contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", live.frontend.config.port, timeout=30)
+            ) as far:
+                far.request("POST", CHAT, body=b"x" * (12 << 20), headers={"connection": "close"})
+                return far.getresponse().status
+
+        assert await asyncio.to_thread(ask) == 401
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(
