@@ -19,8 +19,6 @@ from quire_operator.policy.leadership import LEAD_S, RENEW_S, LeaseView, Sightin
 
 log = logging.getLogger(__name__)
 
-TURN_S = 5.0
-"""One look at the Lease and one write."""
 NEVER = float("-inf")
 
 
@@ -41,7 +39,7 @@ class Leadership(Protocol):
 
 
 class Store(Protocol):
-    """`cluster.lease.LeaseStore`."""
+    """`cluster.lease.LeaseStore`. Its calls raise TimeoutError before the lead is over, so that there is another try."""
 
     async def read(self) -> LeaseView | None: ...
 
@@ -95,10 +93,11 @@ class Election:
 
     async def run(self) -> None:
         """Until cancelled; then `release`."""
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             try:
-                async with asyncio.timeout(TURN_S):
-                    await self.turn()
+                await self.turn()
                 trouble = ""
             except (ApiError, httpx2.HTTPError, TimeoutError) as error:
                 trouble = str(error) or type(error).__name__
@@ -106,10 +105,12 @@ class Election:
                 log.warning("the lease cannot be read or renewed: %s", trouble)
             self._trouble = trouble
             self._tell()
-            await asyncio.sleep(self._pause_s())
+            await asyncio.sleep(max(self._pause_s() - (loop.time() - began), RENEW_S / 10))
 
     async def turn(self) -> None:
-        """One look at the Lease, and what follows from it."""
+        """Renew what is held; where that is not so, or not so any more, one look at the Lease and what follows from it."""
+        if self.leading and self._seen is not None and await self._write(self._seen.lease):
+            return
         lease = await self._store.read()
         now = self._clock()
         self._seen = sighted(self._seen, lease, now)
@@ -117,14 +118,20 @@ class Election:
         if move != "renew" or lease is None:
             self._until = NEVER
         self._asked = move != "wait"
-        if not self._asked:
-            return
-        written = await self._store.write(self._me, lease)
-        if written is not None:
-            if not self.leading:
-                self._told = False  # between two turns it did not lead, and what was asked of it was left to others
-            self._seen = Sighting(written, now)
-            self._until = now + LEAD_S
+        if self._asked:
+            await self._write(lease)
+
+    async def _write(self, before: LeaseView | None) -> bool:
+        """Hold it from now on; False when it is not as it was any more."""
+        now = self._clock()
+        written = await self._store.write(self._me, before)
+        if written is None:
+            return False
+        if not self.leading:
+            self._told = False  # between two turns it did not lead, and what was asked of it was left to others
+        self._seen = Sighting(written, now)
+        self._until = now + LEAD_S
+        return True
 
     async def release(self) -> None:
         """Let another one begin at once. Call it when nothing of this process writes any more."""
@@ -132,10 +139,9 @@ class Election:
         if not self._asked:
             return
         try:
-            async with asyncio.timeout(TURN_S):
-                lease = await self._store.read()
-                if lease is not None and lease.holder == self._me:
-                    await self._store.write("", lease)
+            lease = await self._store.read()
+            if lease is not None and lease.holder == self._me:
+                await self._store.write("", lease)
         except (ApiError, httpx2.HTTPError, TimeoutError) as error:
             log.warning("the lease is not given back, it runs out by itself: %s", error)
 

@@ -21,12 +21,13 @@ from quire_operator import labels, telemetry
 from quire_operator.cluster import Cluster, connect, is_missing, kinds, router_addresses
 from quire_operator.cluster.lease import LeaseStore
 from quire_operator.controllers import Adapters, ModelCaches
-from quire_operator.election import TURN_S, Alone, Election, Leadership
+from quire_operator.election import Alone, Election, Leadership
 from quire_operator.errors import NotLeadingError
 from quire_operator.handlers import Watched, watch
 from quire_operator.health import Probe, WatchMonitor, start_servers
 from quire_operator.metrics_api import MetricsApi
 from quire_operator.observation import Body
+from quire_operator.policy.leadership import REQUEST_S
 from quire_operator.probe import Demand, Samples, Scraper, Verifier
 from quire_operator.reconcile import Reconciler
 from quire_operator.resources import PodDefaults
@@ -281,7 +282,7 @@ async def operate(settings: Settings) -> None:
         finally:
             await client.close()
         return
-    own = connect(timeout_s=TURN_S)
+    own = connect(timeout_s=REQUEST_S)
     me = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"  # a process that starts again in a pod is another one
     election = Election(LeaseStore(own, settings.namespace, settings.lease), me)
     client = connect(election.require)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,11 +14,11 @@ from lightkube.types import PatchType
 from quire_operator import labels
 from quire_operator.cluster import kinds
 from quire_operator.observation import Body
-from quire_operator.policy.leadership import LEASE_S, LeaseView
+from quire_operator.policy.leadership import LEASE_S, REQUEST_S, LeaseView
 
 
 class LeaseStore:
-    """`client` is one of its own: the fence of the others would hold it up."""
+    """`client` is one of its own: the fence of the others would hold it up. Each call raises TimeoutError after REQUEST_S."""
 
     def __init__(self, client: AsyncClient, namespace: str, name: str) -> None:
         self._client = client
@@ -26,14 +28,14 @@ class LeaseStore:
     async def read(self) -> LeaseView | None:
         """None where there is none."""
         try:
-            return _view(await self._client.get(kinds.Lease, self._name, namespace=self._namespace))
+            return _view(await _bounded(self._client.get(kinds.Lease, self._name, namespace=self._namespace)))
         except ApiError as error:
             if error.status.code == 404:
                 return None
             raise
 
     async def write(self, holder: str, before: LeaseView | None) -> LeaseView | None:
-        """Make `holder` the holder from now on; empty: give it back. None when somebody else was faster."""
+        """Make `holder` the holder from now on; empty: give it back. None when it is not as it was `before` any more, or gone."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         same = before is not None and before.holder == holder
         spec: dict[str, Any] = {
@@ -47,17 +49,26 @@ class LeaseStore:
             if before is None:
                 marks = {"app.kubernetes.io/managed-by": labels.FIELD_MANAGER, "app.kubernetes.io/part-of": "quire"}
                 metadata = {"name": self._name, "namespace": self._namespace, "labels": marks}
-                return _view(await self._client.create(kinds.Lease.from_dict({"metadata": metadata, "spec": spec})))
+                new = kinds.Lease.from_dict({"metadata": metadata, "spec": spec})
+                return _view(await _bounded(self._client.create(new)))
             patch = {"metadata": {"resourceVersion": before.version}, "spec": spec}
-            return _view(
-                await self._client.patch(
-                    kinds.Lease, self._name, patch, namespace=self._namespace, patch_type=PatchType.MERGE
-                )
+            request = self._client.patch(
+                kinds.Lease, self._name, patch, namespace=self._namespace, patch_type=PatchType.MERGE
             )
+            return _view(await _bounded(request))
         except ApiError as error:
-            if error.status.code == 409:
+            if error.status.code == 409 or (error.status.code == 404 and before is not None):
                 return None
             raise
+
+
+async def _bounded(request: Awaitable[Any]) -> Any:
+    """The client's own limits are for each part of a request: together they may take longer."""
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            return await request
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {REQUEST_S:g} s") from None
 
 
 def _view(body: Body) -> LeaseView:

@@ -10,11 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-LEASE_S = 10
+LEASE_S = 12
 """Without a sign of life for so long, others take over."""
-LEAD_S = 7.0
+LEAD_S = 9.0
 """A leader that could not renew for so long writes no more; what it has sent by then has the rest to arrive."""
 RENEW_S = 2.0
+"""From the beginning of one turn to that of the next."""
+REQUEST_S = LEAD_S / 2
+"""One request about the Lease: of one that hangs, another try is left while the lead lasts."""
 
 Move = Literal["create", "renew", "take", "wait"]
 

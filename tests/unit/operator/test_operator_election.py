@@ -15,10 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_operator import election
+from quire_operator.cluster import lease
 from quire_operator.cluster.fence import FencedTransport
+from quire_operator.cluster.lease import LeaseStore
 from quire_operator.election import Alone, Election
 from quire_operator.errors import NotLeadingError
-from quire_operator.policy.leadership import LEAD_S, LEASE_S, LeaseView, Sighting, next_move, sighted
+from quire_operator.policy.leadership import (
+    LEAD_S,
+    LEASE_S,
+    RENEW_S,
+    REQUEST_S,
+    LeaseView,
+    Sighting,
+    next_move,
+    sighted,
+)
+from scripted_api import scripted_api
 
 HELD = LeaseView("other", "7", 10.0)
 
@@ -179,6 +191,137 @@ def test_a_leader_that_slept_knows_when_it_wakes_up() -> None:
     with pytest.raises(NotLeadingError, match="operator-0 does not hold the lease"):
         one.require()
     life.close()
+
+
+# -- with a server that is slow, in simulated time
+
+
+class SimulatedTime(asyncio.SelectorEventLoop):
+    """Its clock jumps to the next moment that somebody waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        look = self._selector.select
+
+        def jump(timeout: float | None = None) -> Any:
+            self.now += timeout or 0.0
+            return look(0)
+
+        self._selector.select = jump
+
+    def time(self) -> float:
+        return self.now
+
+
+class LateStore:
+    """Each request takes `answer_s`, half of it until the server does it; every `hangs`-th is never answered, nor done."""
+
+    def __init__(self, server: Server, answer_s: float, hangs: int = 0) -> None:
+        self._server = server
+        self.answer_s = answer_s
+        self._hangs = hangs
+        self._asked = 0
+
+    async def _half(self) -> None:
+        await asyncio.sleep(self.answer_s / 2)
+
+    async def _arrive(self) -> None:
+        self._asked += 1
+        if self._hangs and self._asked % self._hangs == 0:
+            await asyncio.sleep(REQUEST_S)
+            raise TimeoutError
+        await self._half()
+
+    async def read(self) -> LeaseView | None:
+        await self._arrive()
+        found = self._server.lease
+        await self._half()
+        return found
+
+    async def write(self, holder: str, before: LeaseView | None) -> LeaseView | None:
+        await self._arrive()
+        server = self._server
+        if (server.lease.version if server.lease else None) != (before.version if before else None):
+            await self._half()
+            return None
+        server.versions += 1
+        server.lease = written = LeaseView(holder, str(server.versions), float(LEASE_S))
+        await self._half()
+        return written
+
+
+@pytest.mark.parametrize(("answer_s", "hangs"), [(0.01, 0), (1.9, 0), (2.5, 0), (4.0, 0), (0.01, 3), (1.0, 4)], ids=str)
+def test_a_leader_stays_it_when_the_server_is_slow_or_an_answer_does_not_come(answer_s: float, hangs: int) -> None:
+    async def scene() -> tuple[list[bool], float]:
+        loop, server, told = asyncio.get_running_loop(), Server(), list[bool]()
+        stores = [LateStore(server, answer_s, hangs), LateStore(server, answer_s)]
+        one, other = (
+            Election(store, name, clock=loop.time) for store, name in zip(stores, ("one", "other"), strict=True)
+        )
+        leads = asyncio.Event()
+
+        def changed() -> None:
+            told.append(one.leading)
+            leads.set()
+
+        one.changed = changed
+        parts = [asyncio.create_task(one.run())]
+        await leads.wait()
+        parts.append(asyncio.create_task(other.run()))
+        while loop.time() < 600.0:
+            await asyncio.sleep(0.05)
+            assert not other.leading
+        parts[0].cancel()
+        died = loop.time()
+        while not other.leading:
+            await asyncio.sleep(0.05)
+            assert not (one.leading and other.leading)
+        parts[1].cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+        return told, loop.time() - died
+
+    with asyncio.Runner(loop_factory=SimulatedTime) as runner:
+        told, failover_s = runner.run(scene())
+    assert told == [True], "it is told once that it leads, and never that it does so again"
+    assert failover_s < LEASE_S + RENEW_S + 3 * answer_s
+
+
+async def test_a_lease_that_is_another_one_or_gone_is_not_held_and_an_answer_is_not_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with scripted_api() as api:
+        client = api.client()
+        store = LeaseStore(client, "demo", "quire-operator")
+        assert await store.read() is None
+        first = await store.write("me", None)
+        assert first is not None and first.holder == "me" and await store.write("other", None) is None
+        second = await store.write("me", first)
+        assert second is not None and await store.write("me", first) is None, "it has changed"
+        api.objects.clear()
+        assert await store.write("me", second) is None and await store.read() is None
+        await client.close()
+
+        silence, open_ = asyncio.Event(), list[asyncio.Task[None] | None]()
+
+        async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            open_.append(asyncio.current_task())
+            await silence.wait()
+            writer.close()
+
+        server = await asyncio.start_server(hang, "127.0.0.1", 0)
+        api.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        monkeypatch.setattr(lease, "REQUEST_S", 0.05)
+        client = api.client()
+        store = LeaseStore(client, "demo", "quire-operator")
+        async with asyncio.timeout(60):
+            for request in (store.read(), store.write("me", None), store.write("me", second)):
+                with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+                    await request
+        await client.close()
+        silence.set()
+        await asyncio.gather(*(each for each in open_ if each is not None))
+        server.close()
 
 
 # -- as it runs

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from faulty_api import faulty_api
 from operator_process import GROUP, OperatorProcess, operator_process
 from real_api import RealApi
 
@@ -121,3 +122,23 @@ def test_a_leader_that_ends_is_replaced_at_once(
     assert "Traceback" not in one.log.read_text()
     record_property("stop_s", stop_s)
     print(f"ended after {stop_s:.1f} s, handover after {handover_s:.1f} s")
+
+
+@pytest.mark.timing
+def test_a_slow_api_server_costs_no_lead(api: RealApi, tmp_path: Path) -> None:
+    """Each answer takes 2.5 s; so a renewal is done within 5 s of the one before, and the lead lasts 9."""
+    with faulty_api(api) as between, operator_process(api, tmp_path, server=between.url) as one:
+        one.until("it leads", lambda: leads(one))
+        between.delay_s = 2.5
+        renewals: set[str] = set()
+
+        def renewed() -> bool:
+            lease = api.get(one.path("/apis/coordination.k8s.io/v1", "leases", "quire-operator"))
+            assert lease is not None and lease["spec"]["leaseTransitions"] == 1
+            renewals.add(lease["spec"]["renewTime"])
+            return len(renewals) > 10
+
+        one.until("ten renewals", renewed)
+        between.delay_s = 0.0
+        log = one.log.read_text()
+        assert log.count("leads now") == 1 and "does not lead" not in log
