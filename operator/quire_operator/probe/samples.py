@@ -16,6 +16,8 @@ from quire_operator.status import Reading
 SHOWN_NAMES: Mapping[str, str] = {"queue_size": "queueSize", "gpu_cache_usage": "gpuCacheUsage"}
 """Field of spec.autoscaling.targets to the name in status.autoscaling.metrics."""
 
+TOLD_AFTER = 3
+"""Scrapes that a pod may leave unanswered once it is ready before it counts as silent: the first one has not been when it becomes ready."""
 
 IN_FLIGHT = ("quire_num_requests_executing", "quire_scheduler_queue_size", "quire_num_requests_swapped")
 """Gauges of the engine whose sum is what a pod still has to answer."""
@@ -46,7 +48,8 @@ class _Pod:
     target: Target
     labels: Mapping[str, str]
     ready: bool
-    tried: bool = False
+    asked: int = 0
+    """Scrapes since it became ready."""
     samples: dict[str, Sample] = field(default_factory=dict)
 
 
@@ -68,6 +71,8 @@ class Samples:
             target = Target(key, pod.name, pod.ip)
             if known is None:
                 known = _Pod(target, pod.labels, pod.ready)
+            if not pod.ready:
+                known.asked = 0
             known.target, known.labels, known.ready = target, pod.labels, pod.ready
             now[pod.name] = known
         if now:
@@ -90,7 +95,7 @@ class Samples:
         pod = self._pods.get(target.key, {}).get(target.pod)
         if pod is None:
             return
-        pod.tried = True
+        pod.asked += pod.ready
         for name, value in (values or {}).items():
             pod.samples[name] = Sample(value, at, wall)
 
@@ -102,12 +107,12 @@ class Samples:
     def _reading(self, field_name: str, pods: list[_Pod], at: float) -> Reading:
         metric, shown = METRIC_NAMES[field_name], SHOWN_NAMES[field_name]
         fresh = [sample.value for pod in pods if (sample := self._fresh(pod, metric, at)) is not None]
-        silent = tuple(pod.target.pod for pod in pods if self._fresh(pod, metric, at) is None)
+        asked = [pod for pod in pods if pod.asked >= TOLD_AFTER]
+        silent = tuple(pod.target.pod for pod in asked if self._fresh(pod, metric, at) is None)
         if fresh:
             return Reading(shown, metric, sum(fresh) / len(fresh), "Fresh", silent)
         known = any(metric in pod.samples for pod in pods)
-        tried = any(pod.tried for pod in pods) or not pods
-        return Reading(shown, metric, None, "Stale" if known else "Missing", silent, tried=tried)
+        return Reading(shown, metric, None, "Stale" if known else "Missing", silent, tried=bool(asked) or not pods)
 
     def in_flight(self, key: Key, *, at: float) -> dict[str, int]:
         """Requests in each pod; a pod that did not say lately is absent: unknown, not idle."""

@@ -15,6 +15,7 @@ from operator_kit import KEY, pod
 from quire_operator import labels
 from quire_operator.observation import pod_views
 from quire_operator.probe import Samples, Scraper, Verifier
+from quire_operator.probe.samples import TOLD_AFTER, Target
 from quire_operator.spec import Key
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -61,6 +62,8 @@ async def test_a_round_reads_what_answers_and_a_silent_pod_delays_no_other(monke
         started = asyncio.get_running_loop().time()
         await scrape_once(samples, shown)
         assert asyncio.get_running_loop().time() - started < 6
+        for _ in range(TOLD_AFTER - 1):
+            samples.record(Target(KEY, "p1", "127.0.0.2"), None, at=0, wall=0)
         queue, cache = samples.readings(KEY, at=asyncio.get_running_loop().time())
     assert (queue.value, queue.silent, cache.value) == (3.0, ("p1",), 0.25)
     assert shown == [KEY], "the status learns of it"
@@ -73,7 +76,8 @@ async def test_a_page_without_the_metric_and_a_refused_connection_are_missing(mo
     async with serving("GET", "/metrics", metrics) as port:
         monkeypatch.setattr(labels, "ENGINE_PORT", port)
         samples = table("127.0.0.1", "127.0.0.9")
-        await scrape_once(samples, [])
+        for _ in range(TOLD_AFTER):
+            await scrape_once(samples, [])
     queue, _ = samples.readings(KEY, at=asyncio.get_running_loop().time())
     assert (queue.value, queue.state, queue.tried) == (None, "Missing", True)
 
