@@ -40,6 +40,8 @@ UNIT_PODS = "quire.dev/unit-pods"
 """On the headless Service that gives the pods of units their names, with the name of the LLMDeployment. Not DEPLOYMENT: the router follows that."""
 UNIT_SIZE = "quire.dev/unit-size"
 """Annotation on the StatefulSet of leaders: pods of each unit."""
+UNIT_SIZE_VARIABLE = "LWS_GROUP_SIZE"
+"""The same for the engine, under the name that LeaderWorkerSets have for it."""
 UNIT_STATE = "quire.dev/unit-state"
 """Annotation on the StatefulSet of a unit's workers: which pods are one unit, and how often it began anew (`policy.units`)."""
 UNIT_READY = "quire.dev/unit-ready"
@@ -58,6 +60,9 @@ MODEL = "quire.dev/model"
 """Annotation on workloads: spec.model.source of their pods."""
 ROLLOUT = "quire.dev/rollout"
 """Annotation on LLMDeployments: a command of the user; removed once carried out."""
+
+STATEFUL_SET_NAME_MAX = 52
+"""Its pods carry a label made of its name and up to 11 characters (`controller-revision-hash`), which may have 63: of a longer one no pod is made."""
 
 FIELD_MANAGER = "quire-operator"
 CONTAINER = "engine"

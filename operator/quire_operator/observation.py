@@ -37,6 +37,11 @@ class Observation:
         return [*self.deployments, *self.groups, *(each for each in self.sets if role_of(each) == labels.LEADER)]
 
     @property
+    def workers(self) -> list[Body]:
+        """One StatefulSet for each unit, but for LeaderWorkerSets."""
+        return [each for each in self.sets if role_of(each) == labels.WORKER]
+
+    @property
     def own_hpa(self) -> Body | None:
         """The HorizontalPodAutoscaler, if it is a child of this LLMDeployment."""
         return self.hpa if self.hpa is not None and owned_by(self.hpa, self.body["metadata"]["uid"]) else None
@@ -91,8 +96,6 @@ class WorkloadView:
     intent: str = ""
     model: str | None = None
     kind: WorkloadKind = "Deployment"
-    unit_size: int = 1
-    """Pods of each replica."""
 
     @property
     def ordered(self) -> bool:
@@ -133,7 +136,7 @@ def pod_view(body: Body) -> PodView:
         ready_at=told.get("lastTransitionTime") if told is not None and ready else None,
         restarts=restarts,
         uid=metadata.get("uid", ""),
-        role=role_of(body),
+        role=marks.get(labels.ROLE, _LEADER),
         unit=_unit(marks),
         containers_ready=inside is not None and inside["status"] == "True",
         gate=condition_status(status, labels.UNIT_READY) == "True",
@@ -141,15 +144,9 @@ def pod_view(body: Body) -> PodView:
     )
 
 
-def role_of(body: Body) -> str:
-    """Of a pod or workload; what says nothing answers requests."""
-    role: str = body["metadata"].get("labels", {}).get(labels.ROLE, labels.LEADER)
-    return role
-
-
 def _unit(marks: Mapping[str, str]) -> int | None:
     told = marks.get(labels.UNIT) or marks.get(labels.LWS_UNIT) or marks.get("apps.kubernetes.io/pod-index")
-    return int(told) if told is not None and told.isdigit() else None
+    return int(told) if told is not None and told.isdecimal() else None
 
 
 def _restarts(status: Body) -> int:
@@ -176,6 +173,47 @@ def kind_of(workload: Body) -> WorkloadKind:
     return "StatefulSet" if "serviceName" in spec else "Deployment"
 
 
+def marks_of(workload: Body) -> Mapping[str, str]:
+    """The labels that say what a workload is, as its selector has them: that never changes, while anybody may edit its own labels.
+
+    A LeaderWorkerSet has no selector; there it is the labels of its leaders.
+    """
+    spec = workload.get("spec", {})
+    told: Mapping[str, str] = (spec.get("selector") or {}).get("matchLabels") or (
+        (pod_template_of(workload).get("metadata") or {}).get("labels") or {}
+    )
+    return {key: told[key] for key in (labels.DEPLOYMENT, labels.REVISION, labels.ROLE, labels.UNIT) if key in told}
+
+
+def revision_of_workload(workload: Body) -> str:
+    """Empty where it says nothing."""
+    return marks_of(workload).get(labels.REVISION, "")
+
+
+def role_of(workload: Body) -> str:
+    """What says nothing answers requests."""
+    return marks_of(workload).get(labels.ROLE, labels.LEADER)
+
+
+def unit_size_of(workload: Body) -> int:
+    """Pods of each replica, as the pods themselves are told."""
+    kind = kind_of(workload)
+    if kind == "Deployment":
+        return 1
+    told = (
+        workload["spec"]["leaderWorkerTemplate"].get("size", 1) if kind == "LeaderWorkerSet" else _told_size(workload)
+    )
+    return max(int(told), 1) if str(told).isdecimal() else 1
+
+
+def _told_size(leaders: Body) -> str:
+    for container in pod_template_of(leaders)["spec"]["containers"]:
+        for variable in container.get("env") or ():
+            if container["name"] == labels.CONTAINER and variable["name"] == labels.UNIT_SIZE_VARIABLE:
+                return str(variable.get("value"))
+    return ""
+
+
 def pod_template_of(workload: Body) -> Body:
     """Of the pods that answer requests."""
     spec: Body = workload["spec"]
@@ -191,14 +229,13 @@ def _workload_view(body: Body) -> WorkloadView:
     notes = metadata.get("annotations") or {}
     return WorkloadView(
         name=metadata["name"],
-        revision=metadata.get("labels", {}).get(labels.REVISION, ""),
+        revision=revision_of_workload(body),
         desired=body.get("spec", {}).get("replicas", 1),
         created=metadata.get("creationTimestamp", ""),
         failure=failure.get("message") if failure is not None and failure.get("status") == "True" else None,
         intent=notes.get(labels.INTENT_HASH, ""),
         model=notes.get(labels.MODEL),
         kind=kind_of(body),
-        unit_size=int(notes.get(labels.UNIT_SIZE, 1)),
     )
 
 

@@ -15,7 +15,15 @@ from quire_operator import labels, telemetry
 from quire_operator.api import Status
 from quire_operator.cluster import Cluster, Supplies, Units, kinds, leaders_of
 from quire_operator.errors import ApplyError, SpecError
-from quire_operator.observation import Body, Observation, WorkloadKind, kind_of, pod_views, workload_views
+from quire_operator.observation import (
+    Body,
+    Observation,
+    WorkloadKind,
+    kind_of,
+    marks_of,
+    pod_views,
+    workload_views,
+)
 from quire_operator.policy import (
     Plan,
     change_of,
@@ -135,7 +143,9 @@ class Reconciler:
             revision=revision,
             decision=plan.decision,
             views=plan.views,
+            # What was told before goes first: an annotation may have been edited since.
             models={view.revision: view.model for view in workloads if view.model}
+            | {told.name: told.model for told in owner.status.revisions if told.model}
             | {revision: owner.spec.model.source},
             pods=pods,
             problem=problem_of(every, revision),
@@ -161,6 +171,7 @@ class Reconciler:
     ) -> None:
         await self._scale(owner, seen, plan, events)
         await self._cluster.apply(build_service(owner), seen.service)
+        await self._mend(owner, seen)
         # A typo in the template must not freeze the revision that serves.
         refused = await _refusal(self._supply(owner, seen, plan))
         refused = await _refusal(self._apply_workload(owner, seen, template, plan, events)) or refused
@@ -190,6 +201,16 @@ class Reconciler:
         version = seen.body["metadata"]["resourceVersion"]
         if await self._cluster.set_scale(owner.key, change.replicas, version=version) and change.reason is not None:
             events.append(Event("Normal", change.reason, change.message, "Scale"))
+
+    async def _mend(self, owner: Deployment, seen: Observation) -> None:
+        """Labels by which workloads are found; old revisions are not applied again."""
+        for workload in (*seen.workloads, *seen.workers):
+            marks = {**marks_of(workload), labels.DEPLOYMENT: owner.name}
+            live = workload["metadata"].get("labels") or {}
+            if any(live.get(key) != value for key, value in marks.items()):
+                name = workload["metadata"]["name"]
+                await self._cluster.mark(kinds.OF[kind_of(workload)], owner.key, name, marks)
+                log.info("%s: labels of %s %s are put back", owner.key, kind_of(workload), name)
 
     async def _supply(self, owner: Deployment, seen: Observation, plan: Plan) -> None:
         """What another revision may still need stays until it has no pods and is not the way back any more."""

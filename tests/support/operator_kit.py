@@ -102,6 +102,10 @@ class MemoryCluster:
         self.children[kind.__name__, name]["metadata"].setdefault("annotations", {}).update(notes)
         self.writes.append(f"annotate {name}")
 
+    async def mark(self, kind: Any, key: Key, name: str, marks: Mapping[str, str]) -> None:
+        self.children[kind.__name__, name]["metadata"].setdefault("labels", {}).update(marks)
+        self.writes.append(f"mark {name}")
+
     async def set_unit_ready(self, key: Key, pod: str, *, ready: bool) -> None:
         conditions = self.pods[pod]["status"]["conditions"]
         conditions[:] = [each for each in conditions if each["type"] != labels.UNIT_READY]

@@ -114,11 +114,12 @@ class ScriptedApi:
         if path.rsplit("/", 1)[1] not in COLLECTIONS:
             return _status(404, "not found")
         wanted = dict(part.split("=", 1) for part in request.query.get("labelSelector", "").split(",") if "=" in part)
+        name = request.query.get("fieldSelector", "").removeprefix("metadata.name=")
         prefix = path + "/"
         items = [
             {key: value for key, value in item.items() if key not in ("kind", "apiVersion")}
             for where, item in self.objects.items()
-            if where.startswith(prefix) and wanted.items() <= item["metadata"].get("labels", {}).items()
+            if where.startswith(prefix + name) and wanted.items() <= item["metadata"].get("labels", {}).items()
         ]
         return _json({"items": items, "metadata": {"resourceVersion": "1"}})
 

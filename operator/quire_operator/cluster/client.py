@@ -25,7 +25,8 @@ from quire_operator.cluster import kinds
 from quire_operator.cluster.drift import dropped, marked, settled
 from quire_operator.cluster.fence import FencedTransport
 from quire_operator.errors import ApplyError
-from quire_operator.observation import Body, Observation, owned_by
+from quire_operator.observation import Body, Observation, kind_of, owned_by, pod_views
+from quire_operator.resources.units import workload_of
 from quire_operator.spec import Key
 from quire_operator.status import Event
 
@@ -91,15 +92,32 @@ class Cluster:
         if body is None:
             return None
         uid = body["metadata"]["uid"]
+        listed = [*deployments, *sets, *groups]
+        children = [item for item in (*listed, *await self._unlabelled(key, pods, listed)) if owned_by(item, uid)]
         return Observation(
             body=body,
-            deployments=[item for item in deployments if owned_by(item, uid)],
+            deployments=[item for item in children if kind_of(item) == "Deployment"],
             pods=pods,
             service=service,
             hpa=hpa,
-            sets=[item for item in sets if owned_by(item, uid)],
-            groups=[item for item in groups if owned_by(item, uid)],
+            sets=[item for item in children if kind_of(item) == "StatefulSet"],
+            groups=[item for item in children if kind_of(item) == "LeaderWorkerSet"],
         )
+
+    async def _unlabelled(self, key: Key, pods: Sequence[Body], listed: Sequence[Body]) -> list[Body]:
+        """Workloads that no list has, because somebody removed their label: their pods still say whose they are."""
+        known = {item["metadata"]["name"] for item in listed}
+        places = {workload_of(key.name, pod) for pod in pod_views(pods) if not pod.terminating}
+        lost = sorted(place for place in places if place is not None and place[1] not in known)
+        found = await asyncio.gather(*(self._named(kinds.OF[kind], name, key.namespace) for kind, name in lost))
+        return [item for items in found for item in items]
+
+    async def _named(self, kind: kinds.Kind, name: str, namespace: str) -> list[Body]:
+        """None or one. As a list: no other read of workloads is granted."""
+        if kind is kinds.LeaderWorkerSet and not self._groups:
+            return []
+        found = self.client.list(kind, namespace=namespace, fields={"metadata.name": name})
+        return [item async for item in found]
 
     async def _leader_worker_sets(self, key: Key) -> list[Body]:
         try:
@@ -144,7 +162,8 @@ class Cluster:
         if live is not None:
             theirs = live["metadata"].get("labels", {})
             ours = (labels.DEPLOYMENT, labels.MODEL_CACHE, labels.UNIT_PODS)
-            if any(theirs.get(key) != metadata["labels"].get(key) for key in ours):
+            foreign = any(theirs.get(key) != metadata["labels"].get(key) for key in ours)
+            if foreign and not owned_by(live, metadata["ownerReferences"][0]["uid"]):
                 raise ApplyError(
                     f"{kind} {metadata['namespace']}/{metadata['name']} is there already and was not made by the operator: "
                     f"delete it, or give the {metadata['ownerReferences'][0]['kind']} another name"
@@ -175,6 +194,15 @@ class Cluster:
             self.client.patch(kinds.OF[kind], workload, patch, namespace=key.namespace, patch_type=PatchType.MERGE),
         )
         telemetry.WRITES.labels(kind=kind).inc()
+
+    async def mark(self, kind: kinds.Kind, key: Key, name: str, marks: Mapping[str, str]) -> None:
+        """Labels of an object that is ours; the other ones stay."""
+        patch = {"metadata": {"labels": dict(marks)}}
+        await self._refusable(
+            (kind.__name__, key.namespace, name),
+            self.client.patch(kind, name, patch, namespace=key.namespace, patch_type=PatchType.MERGE),
+        )
+        telemetry.WRITES.labels(kind=kind.__name__).inc()
 
     async def annotate(self, kind: kinds.Kind, key: Key, name: str, notes: Mapping[str, str]) -> None:
         """Of an object that is ours; the other annotations stay."""

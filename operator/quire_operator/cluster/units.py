@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+
+from pydantic import TypeAdapter
 
 from quire_operator import labels
 from quire_operator.cluster import kinds
 from quire_operator.cluster.client import Cluster
-from quire_operator.observation import CRASHES, Body, Observation, PodView, kind_of, role_of
+from quire_operator.observation import (
+    CRASHES,
+    Body,
+    Observation,
+    PodView,
+    kind_of,
+    marks_of,
+    revision_of_workload,
+    role_of,
+    unit_size_of,
+)
 from quire_operator.policy.units import Unit, UnitPlan, UnitState, plan_unit, whole
 from quire_operator.resources.units import build_workers, unit_workers_name
 from quire_operator.spec import Deployment
@@ -18,6 +31,7 @@ from quire_operator.status import Event
 
 log = logging.getLogger(__name__)
 
+_STATE = TypeAdapter(UnitState)
 _Place = tuple[str, int]
 """Revision and index of a unit."""
 
@@ -39,14 +53,17 @@ class Units:
         now: float,
     ) -> float | None:
         """Bring every unit nearer to what it should be; seconds until it is worth another look. sizes: units by revision."""
-        sets = {_place(each): each for each in seen.sets if role_of(each) == labels.WORKER}
+        sets: dict[_Place, Body] = {}
+        for workers in seen.workers:
+            revision, index = _place(workers)
+            if workers["metadata"]["name"] == unit_workers_name(owner.name, revision, index):
+                sets[revision, index] = workers
         waits: list[float] = []
         known: set[_Place] = set()
         for workload in seen.workloads:
-            kind, revision = kind_of(workload), workload["metadata"]["labels"][labels.REVISION]
+            kind, revision, size = kind_of(workload), revision_of_workload(workload), unit_size_of(workload)
             if kind == "Deployment":
                 continue
-            size = int(workload["metadata"]["annotations"][labels.UNIT_SIZE])
             indices = {*range(sizes.get(revision, 0)), *(index for name, index in sets if name == revision)}
             for index in sorted(indices):
                 known.add((revision, index))
@@ -59,15 +76,17 @@ class Units:
                 plan = plan_unit(unit, now)
                 await self._carry_out(owner, workload, unit, plan, events)
                 waits += [plan.again_s] if plan.again_s is not None else []
-        for revision, index in sets.keys() - known:  # their leaders' StatefulSet is gone
-            await self._cluster.delete(kinds.StatefulSet, owner.key, unit_workers_name(owner.name, revision, index))
+        kept = {sets[place]["metadata"]["name"] for place in known & sets.keys()}
+        # Of a name that is too long for pods, or of leaders whose StatefulSet is gone.
+        for name in sorted({each["metadata"]["name"] for each in seen.workers} - kept):
+            await self._cluster.delete(kinds.StatefulSet, owner.key, name)
         return min(waits, default=None)
 
     async def _carry_out(
         self, owner: Deployment, leaders: Body, unit: Unit, plan: UnitPlan, events: list[Event]
     ) -> None:
         """What is remembered is written before what it is needed for is done."""
-        revision = leaders["metadata"]["labels"][labels.REVISION]
+        revision = revision_of_workload(leaders)
         name = unit_workers_name(owner.name, revision, unit.index)
         await self._gate(owner, unit, plan)
         if plan.create:
@@ -108,16 +127,19 @@ def state_of(workers: Body) -> UnitState:
     """As written down with a unit's workers; what cannot be read is forgotten."""
     text = (workers["metadata"].get("annotations") or {}).get(labels.UNIT_STATE)
     try:
-        told = json.loads(text) if text else {}
-        return UnitState(**{**told, "members": tuple(told.get("members", ()))})
-    except (ValueError, TypeError, AttributeError):
+        state = _STATE.validate_json(text) if text else UnitState()
+        if not math.isfinite(state.at):
+            raise ValueError("not a time")
+        return state
+    except ValueError:
         log.warning("%s of StatefulSet %s cannot be read: %s", labels.UNIT_STATE, workers["metadata"]["name"], text)
         return UnitState()
 
 
 def _place(workers: Body) -> _Place:
-    marks = workers["metadata"]["labels"]
-    return marks[labels.REVISION], int(marks.get(labels.UNIT, -1))
+    marks = marks_of(workers)
+    told = marks.get(labels.UNIT, "")
+    return marks.get(labels.REVISION, ""), int(told) if told.isdecimal() else -1
 
 
 def _unit(revision: str, index: int, size: int, pods: Sequence[PodView], workers: Body | None, wanted: int) -> Unit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,3 +33,11 @@ def child_metadata(
             }
         ],
     }
+
+
+def bounded(name: str, most: int) -> str:
+    """`name` itself while it has at most `most` characters; else its beginning, and a hash of the whole in place of the rest."""
+    if len(name) <= most:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: most - len(digest) - 1].rstrip('-')}-{digest}"

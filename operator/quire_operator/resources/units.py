@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire_operator import labels
-from quire_operator.observation import Body, WorkloadKind
+from quire_operator.observation import Body, PodView, WorkloadKind, revision_of_workload, unit_size_of
 from quire_operator.resources.deployment import build_deployment, workload_name
-from quire_operator.resources.meta import child_metadata
+from quire_operator.resources.meta import bounded, child_metadata
 from quire_operator.spec import Deployment
 
 INDEX = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}}
@@ -58,7 +58,7 @@ def build_workload(
     env: list[dict[str, Any]] = [
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "LWS_LEADER_ADDRESS", "value": here},
-        {"name": "LWS_GROUP_SIZE", "value": str(owner.unit_size)},
+        {"name": labels.UNIT_SIZE_VARIABLE, "value": str(owner.unit_size)},
         {"name": "LWS_WORKER_INDEX", "value": "0"},
     ]
     return {
@@ -78,12 +78,12 @@ def build_workload(
 
 def build_workers(owner: Deployment, leaders: Body, unit: int) -> dict[str, Any]:
     """The workers of one unit, from the leaders' StatefulSet as it is: old revisions have no other template."""
-    metadata, size = leaders["metadata"], int(leaders["metadata"]["annotations"][labels.UNIT_SIZE])
-    name, revision = f"{metadata['name']}-{unit}", metadata["labels"][labels.REVISION]
+    size, revision = unit_size_of(leaders), revision_of_workload(leaders)
     service = leaders["spec"]["serviceName"]
+    leader = f"{leaders['metadata']['name']}-{unit}"
     env: list[dict[str, Any]] = [
-        {"name": "LWS_LEADER_ADDRESS", "value": f"{name}.{service}.{owner.namespace}"},
-        {"name": "LWS_GROUP_SIZE", "value": str(size)},
+        {"name": "LWS_LEADER_ADDRESS", "value": f"{leader}.{service}.{owner.namespace}"},
+        {"name": labels.UNIT_SIZE_VARIABLE, "value": str(size)},
         {"name": "LWS_WORKER_INDEX", **INDEX},
     ]
     marks = {labels.REVISION: revision, labels.ROLE: labels.WORKER, labels.UNIT: str(unit)}
@@ -92,7 +92,9 @@ def build_workers(owner: Deployment, leaders: Body, unit: int) -> dict[str, Any]
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": child_metadata(owner, name, {**marks, labels.TRACK: labels.STABLE}),
+        "metadata": child_metadata(
+            owner, unit_workers_name(owner.name, revision, unit), {**marks, labels.TRACK: labels.STABLE}
+        ),
         "spec": {
             "replicas": size - 1,
             "ordinals": {"start": 1},
@@ -106,8 +108,19 @@ def build_workers(owner: Deployment, leaders: Body, unit: int) -> dict[str, Any]
 
 
 def unit_workers_name(owner_name: str, revision: str, unit: int) -> str:
-    """Of the StatefulSet of a unit's workers; so is its leader's pod called."""
-    return f"{workload_name(owner_name, revision)}-{unit}"
+    """Of the StatefulSet of a unit's workers: as its leader's pod is called, shortened where that is too long (40 characters and unit 100)."""
+    return bounded(f"{workload_name(owner_name, revision)}-{unit}", labels.STATEFUL_SET_NAME_MAX)
+
+
+def workload_of(owner_name: str, pod: PodView) -> tuple[WorkloadKind, str] | None:
+    """Kind and name of what made a pod, by the pod's labels; None where that is not of ours, or not said."""
+    grouped = labels.LWS_UNIT in pod.labels
+    if not pod.revision or (pod.role != labels.LEADER and (grouped or pod.unit is None)):
+        return None
+    if pod.role != labels.LEADER and pod.unit is not None:
+        return "StatefulSet", unit_workers_name(owner_name, pod.revision, pod.unit)
+    kind: WorkloadKind = "LeaderWorkerSet" if grouped else "Deployment" if pod.unit is None else "StatefulSet"
+    return kind, workload_name(owner_name, pod.revision)
 
 
 def _leader(template: Mapping[str, Any]) -> dict[str, Any]:

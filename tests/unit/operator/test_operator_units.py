@@ -17,17 +17,20 @@ from hypothesis import strategies as st
 
 from cluster.progress import Progress
 from cluster.tools import KUBERNETES, ensure
+from cluster.wait import until
 from leader_worker_sets import definition
-from operator_kit import DEFAULTS, owner, workloads
+from operator_kit import DEFAULTS, body, owner, workloads
 from operator_process import GROUP, OperatorProcess, operator_process
 from quire_operator import labels
+from quire_operator.api.llmdeployment import NAME_MAX
 from quire_operator.observation import PodView, pod_view
 from quire_operator.plugin.config import Flags
 from quire_operator.plugin.history import history_of
 from quire_operator.plugin.reach import Reach
 from quire_operator.policy.units import MOST_S, WELL_S, Unit, UnitPlan, UnitState, plan_unit
 from quire_operator.resources import build_pod_template, build_supplies, build_workload
-from quire_operator.resources.units import build_workers
+from quire_operator.resources.units import build_workers, unit_workers_name
+from quire_operator.spec import parse
 from real_api import RealApi
 
 pytestmark = pytest.mark.timeout(3600)  # the programs are built where they are not there yet
@@ -252,6 +255,27 @@ def test_workers_of_an_old_revision_come_from_its_leaders() -> None:
     assert address == "smol-abc-7.smol-units.demo" and again["selector"]["matchLabels"][labels.UNIT] == "7"
 
 
+def test_names_have_room_for_what_is_made_of_them() -> None:
+    """Of a StatefulSet whose name has more than 52 characters no pod is made: `controller-revision-hash` of its pods has 11 more."""
+    made = body(SPEC)
+    made["metadata"]["name"] = "n" * NAME_MAX
+    of = parse(made)
+    leaders = build_workload(of, "0123abcd", build_pod_template(of, DEFAULTS), 1000, kind="StatefulSet")
+    sets = [build_workers(of, leaders, unit) for unit in (0, 99, 100, 101, 1000)]
+    names = [each["metadata"]["name"] for each in sets]
+    assert names[:2] == [f"{of.name}-0123abcd-{unit}" for unit in (0, 99)], "what is there keeps its name"
+    assert max(map(len, names)) <= 52 and len(set(names)) == len(names)
+    assert names == [unit_workers_name(of.name, "0123abcd", unit) for unit in (0, 99, 100, 101, 1000)]
+    told = [
+        variable["value"]
+        for each in sets
+        for variable in each["spec"]["template"]["spec"]["containers"][0]["env"]
+        if variable["name"] == "LWS_LEADER_ADDRESS"
+    ]
+    leader = f"{leaders['metadata']['name']}-100"
+    assert told[2] == f"{leader}.{of.name}-units.demo" and len(leader) <= 63, "as its leader's pod is called"
+
+
 # -- the real StatefulSet controller; kubelets are played
 
 
@@ -325,7 +349,7 @@ class Field:
 
 
 @pytest.fixture
-def field(api: RealApi, tmp_path: Path) -> Iterator[Field]:
+def controllers(api: RealApi, tmp_path: Path) -> Iterator[None]:
     program = ensure(Progress(), (KUBERNETES,))["kube-controller-manager"]
     config = tmp_path / "controllers"
     config.write_text(json.dumps(api.kubeconfig()))
@@ -337,14 +361,35 @@ def field(api: RealApi, tmp_path: Path) -> Iterator[Field]:
     ]
     command += ["--bind-address=127.0.0.1", "--secure-port=0"]
     with (tmp_path / "controllers.log").open("wb") as out:
-        controllers = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     try:
-        with operator_process(api, tmp_path) as bench:
-            yield Field(bench)
-            assert "Traceback" not in bench.log.read_text()
+        yield
     finally:
-        controllers.kill()
-        controllers.wait()
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def field(api: RealApi, tmp_path: Path, controllers: None) -> Iterator[Field]:
+    with operator_process(api, tmp_path) as bench:
+        yield Field(bench)
+        assert "Traceback" not in bench.log.read_text()
+
+
+def test_the_hundredth_unit_of_the_longest_name_gets_its_pods(api: RealApi, controllers: None) -> None:
+    made, namespace = body(SPEC), api.namespace()
+    made["metadata"] |= {"name": "n" * NAME_MAX, "namespace": namespace}
+    of = parse(made)
+    leaders = build_workload(of, "0123abcd", build_pod_template(of, DEFAULTS), 0, kind="StatefulSet")
+    workers = build_workers(of, leaders, 100)
+    del workers["metadata"]["ownerReferences"]
+    assert api.create(f"/apis/apps/v1/namespaces/{namespace}/statefulsets", workers, dry_run=False).status_code == 201
+
+    def pods() -> str | None:
+        found = (api.get(f"/api/v1/namespaces/{namespace}/pods") or {})["items"]
+        return None if len(found) == 2 else f"{len(found)} pods"
+
+    until("both workers", pods, deadline_s=120)
 
 
 def test_a_unit_starts_fails_and_begins_anew_as_one(field: Field) -> None:
