@@ -148,7 +148,7 @@ class Reconciler:
             | {told.name: told.model for told in owner.status.revisions if told.model}
             | {revision: owner.spec.model.source},
             pods=pods,
-            problem=problem_of(every, revision),
+            problem=problem_of(every, revision, before=owner.status.condition("Ready")),
             failure=next((view.failure for view in workloads if view.failure), None),
             apply_error=refused,
             verification=Verification("NotAsked"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from quire.engine.client import _cause_of_death
 from quire.metrics import EngineMetrics
 from quire.request import EngineReady, StepStats
 from quire_operator import labels
@@ -24,6 +26,7 @@ from quire_operator.api import (
     Status,
 )
 from quire_operator.resources.hpa import METRIC_NAMES
+from quire_operator.status.problems import ENGINE_KILLED
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = ROOT / "operator" / "quire_operator"
@@ -161,6 +164,10 @@ def test_the_router_reads_the_names_of_adapters_where_the_api_has_them() -> None
 @pytest.mark.parametrize("path", [labels.PATH_LIVE, labels.PATH_READY, labels.PATH_METRICS])
 def test_the_engine_serves_the_paths_the_pods_are_probed_at(path: str) -> None:
     assert f'@routes.get("{path}")' in sources(ROOT / "runtime" / "quire" / "server")
+
+
+def test_the_operator_knows_the_servers_last_line_when_its_engine_was_killed() -> None:
+    assert ENGINE_KILLED in _cause_of_death(-signal.SIGKILL)
 
 
 def test_contract_labels_are_written_in_one_place() -> None:

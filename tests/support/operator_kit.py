@@ -96,6 +96,7 @@ class MemoryCluster:
         self.writes: list[str] = []
         self.refuse: dict[str, str] = {}
         self.forgotten: list[Key] = []
+        self._occasions: set[str] = set()
         self._numbers = itertools.count(2)
 
     async def annotate(self, kind: Any, key: Key, name: str, notes: Mapping[str, str]) -> None:
@@ -209,7 +210,9 @@ class MemoryCluster:
             self.writes.append(f"clear {command}")
 
     async def post_event(self, seen: Mapping[str, Any], event: Event) -> None:
-        self.events.append(event)
+        if event.occasion == "" or event.occasion not in self._occasions:
+            self.events.append(event)
+        self._occasions.add(event.occasion)
 
     def play(self, *, broken: frozenset[str] = frozenset()) -> None:
         """The Deployment controller and the kubelets: delete what is too much, start what is missing, get pods ready."""

@@ -154,3 +154,7 @@ class Status(Reported):
     adapters: tuple[AdapterStatus, ...] = Field(
         default=(), description="LoRA adapters that its pods should have, from spec.adapters and from LLMAdapters."
     )
+
+    def condition(self, kind: str) -> Condition | None:
+        """The one of that type."""
+        return next((each for each in self.conditions if each.type == kind), None)

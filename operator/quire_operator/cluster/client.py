@@ -22,7 +22,7 @@ from lightkube.types import CascadeType, PatchType
 
 from quire_operator import labels, telemetry
 from quire_operator.cluster import kinds
-from quire_operator.cluster.drift import dropped, marked, settled
+from quire_operator.cluster.drift import digest, dropped, marked, settled
 from quire_operator.cluster.fence import FencedTransport
 from quire_operator.errors import ApplyError
 from quire_operator.observation import Body, Observation, kind_of, owned_by, pod_views
@@ -305,11 +305,15 @@ class Cluster:
         return True
 
     async def post_event(self, body: Body, event: Event, *, kind: str = labels.KIND) -> None:
-        """A lost event is logged, never an error: what it says is in the status too."""
+        """A lost event is logged, never an error: what it says is in the status too. One of an occasion that was told is not told again
+        while the API server keeps the first (an hour)."""
         metadata, now = body["metadata"], datetime.now(UTC)
+        name: dict[str, str] = {"generateName": f"{metadata['name']}-"}
+        if event.occasion:
+            name = {"name": f"{metadata['name']}-{digest({'uid': metadata['uid'], 'occasion': event.occasion})}"}
         stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         entry = {
-            "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
+            "metadata": {**name, "namespace": metadata["namespace"]},
             "eventTime": stamp,
             "reportingController": "quire.dev/operator",
             "reportingInstance": socket.gethostname()[:128],
@@ -328,6 +332,8 @@ class Cluster:
         try:
             await self.client.create(kinds.Event.from_dict(entry))
         except (ApiError, httpx2.HTTPError) as error:
+            if event.occasion and isinstance(error, ApiError) and error.status.code == 409:
+                return
             log.warning("event %s of %s/%s is lost: %s", event.reason, metadata["namespace"], metadata["name"], error)
         telemetry.WRITES.labels(kind="Event").inc()
 

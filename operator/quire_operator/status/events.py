@@ -1,30 +1,34 @@
 """Kubernetes Events out of a change of status: one when a reason appears, none while it stays. Pure.
 
-Because the old status is what the API server stores, a restart of the operator repeats nothing.
+Because the old status is what the API server stores, a restart of the operator repeats nothing. A reason that comes, goes and comes again while
+its condition stays as false as it was (two pods that fail in turn) is told once: `occasion`, which becomes the name of the Event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire_operator.api import Condition, Status
+from quire_operator.status.problems import KILLED
 
 
 @dataclass(frozen=True)
 class Event:
-    """One entry of `kubectl describe`."""
+    """One entry of `kubectl describe`. What happened is told once: two with the same `occasion` are of one happening; empty: each is of its own."""
 
     kind: Literal["Normal", "Warning"]
     reason: str
     message: str
     action: str = "Reconcile"
+    occasion: str = ""
 
 
 _QUIET = frozenset(
     {
         "Loading",
+        KILLED,
         "Verifying",
         "RollingOut",
         "ScaledToZero",
@@ -39,6 +43,9 @@ _QUIET = frozenset(
 
 _MOVING = frozenset({"RollingOut", "StepPaused", "Paused", "Draining"})
 
+_NO_EVENTS = frozenset({"Available", "RolloutHealthy", "ModelCached"})
+"""What they say is told of Ready, of Progressing, or of the ModelCache."""
+
 _NEED_PODS = frozenset({"MetricsAvailable", "ScalingActive", "AdaptersLoaded"})
 """Without a ready pod there is nothing to measure, and that is told elsewhere."""
 
@@ -47,8 +54,9 @@ def events_between(before: Status, after: Status) -> tuple[Event, ...]:
     """What happened from the one to the other."""
     old = {condition.type: condition for condition in before.conditions}
     serving = any(condition.type == "Available" and condition.status == "True" for condition in after.conditions)
+    amid = f"{after.updated_revision or ''} {after.rollout.started_at if after.rollout is not None else ''}"
     events = [
-        event
+        replace(event, occasion=f"{condition.type} {condition.last_transition_time} {amid} {event.reason}")
         for condition in after.conditions
         if serving or condition.type not in _NEED_PODS
         for event in _of(old.get(condition.type), condition)
@@ -69,7 +77,7 @@ def _shares(before: Status, after: Status) -> Iterator[Event]:
 
 def _of(before: Condition | None, after: Condition) -> Iterator[Event]:
     changed = before is None or (before.status, before.reason) != (after.status, after.reason)
-    if not changed:
+    if not changed or after.type in _NO_EVENTS:
         return
     if after.status == "True":
         recovered = before is not None and before.status == "False"
@@ -78,13 +86,11 @@ def _of(before: Condition | None, after: Condition) -> Iterator[Event]:
         elif after.type in _NEED_PODS and recovered:
             yield Event("Normal", f"{after.type}Again", after.message)
     elif after.status == "False" and after.reason not in _QUIET:
-        if after.type == "Available":
-            return  # Ready says the same, and more
         if after.type == "Progressing":
             if after.reason == "Complete":
                 if before is not None and before.reason in _MOVING:
                     yield Event("Normal", "RolloutComplete", after.message)
                 return
-            if after.reason == "ApplyFailed":
-                return
+            if after.reason in ("ApplyFailed", "RolloutAborted"):
+                return  # so does it here
         yield Event("Warning", after.reason, after.message)

@@ -24,7 +24,7 @@ def answers_everywhere(facts: Facts) -> bool:
     """The replicas are there, so a completion through the router may prove it; False while that would be too early."""
     if facts.wanted == 0 or not serving(facts):
         return False
-    ready = next((condition for condition in facts.owner.status.conditions if condition.type == "Ready"), None)
+    ready = facts.owner.status.condition("Ready")
     known = ready is not None and ready.status == "True" and ready.observed_generation == facts.owner.generation
     revisions = facts.owner.status.revisions
     return not (known and revisions and revisions[0].name == facts.revision)
@@ -57,7 +57,7 @@ def build_status(facts: Facts) -> Status:
 
 def invalid_status(key: Key, generation: int, before: Status, message: str, now: str) -> Status:
     """For an LLMDeployment that cannot be understood: what runs is left alone, and the sentence is shown."""
-    old = next((condition for condition in before.conditions if condition.type == "Ready"), None)
+    old = before.condition("Ready")
     same = old is not None and old.status == "False"
     ready = Condition(
         type="Ready",

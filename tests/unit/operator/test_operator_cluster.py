@@ -141,6 +141,23 @@ async def test_events_name_their_object_and_a_lost_one_is_no_error(api: Scripted
     await cluster.post_event(api.objects[MINE], Event("Normal", "Ready", "y"))
 
 
+async def test_an_occasion_is_told_once_whoever_tells_it(
+    api: ScriptedApi, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = "/apis/events.k8s.io/v1/namespaces/demo/events"
+
+    def told() -> int:
+        return sum(path.startswith(events) for path in api.objects)
+
+    for occasion in ("a", "b", "a"):
+        await cluster.post_event(api.objects[MINE], Event("Warning", "OOMKilled", "x", occasion=occasion))
+    await Cluster(cluster.client).post_event(api.objects[MINE], Event("Warning", "OOMKilled", "x", occasion="b"))
+    assert told() == 2 and caplog.records == [], "which is no loss"
+    for _ in range(2):
+        await cluster.post_event(api.objects[MINE], Event("Normal", "Scaled", "x"))
+    assert told() == 4, "each is of its own"
+
+
 async def test_resize_delete_and_scale(api: ScriptedApi, cluster: Cluster) -> None:
     api.put(DEPLOYMENT, deployment(2))
     await cluster.resize(KEY, "smol-abc", 0)

@@ -68,3 +68,29 @@ def test_the_end_of_a_rollout_is_told_the_end_of_scaling_is_not() -> None:
     (event,) = events_between(status(("Progressing", "True", "RollingOut")), status(done))
     assert event.reason == "RolloutComplete"
     assert events_between(status(("Progressing", "True", "Scaling")), status(done)) == ()
+
+
+def test_what_happened_once_has_one_occasion_until_the_condition_was_true_again() -> None:
+    """Two pods that fail in turn: the reason alternates, and neither is news."""
+    unschedulable = ("Ready", "False", "Unschedulable")
+    (first,) = events_between(Status(), status(CRASHING))
+    (other,) = events_between(status(CRASHING), status(unschedulable))
+    (again,) = events_between(status(unschedulable), status(CRASHING))
+    assert first.occasion == again.occasion != other.occasion
+    later = status(CRASHING)
+    later = later.model_copy(
+        update={
+            "conditions": (later.conditions[0].model_copy(update={"last_transition_time": "2026-01-01T01:00:00Z"}),)
+        }
+    )
+    assert events_between(status(("Ready", "True", "Answering")), later)[0].occasion != first.occasion
+    another = status(CRASHING).model_copy(update={"updated_revision": "other"})
+    assert events_between(status(unschedulable), another)[0].occasion != first.occasion
+
+
+def test_what_other_conditions_say_is_no_event() -> None:
+    healthy, trouble = ("RolloutHealthy", "True", "NoRollout"), ("RolloutHealthy", "False", "CrashLoopBackOff")
+    cached, failed = ("ModelCached", "True", "Fetched"), ("ModelCached", "False", "FetchFailed")
+    assert events_between(status(healthy, cached), status(trouble, failed)) == ()
+    aborted = status(("Ready", "False", "RolloutAborted"), ("Progressing", "False", "RolloutAborted"))
+    assert [event.reason for event in events_between(Status(), aborted)] == ["RolloutAborted"], "not of each condition"

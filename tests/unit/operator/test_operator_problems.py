@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from operator_kit import pod
-from quire_operator.observation import pod_views
+from quire_operator.api import Condition
+from quire_operator.observation import PodView, pod_views
 from quire_operator.status import problem_of
 from quire_operator.status.problems import last_line
 
@@ -19,6 +21,10 @@ def container(state: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 CRASH = {"exitCode": 1, "reason": "Error", "message": "loading\nquire: error: /models/x.gguf does not exist\n"}
+
+TOO_SMALL = (
+    "failed to create containerd task: runc create failed: container init was OOM-killed (memory limit too low?)"
+)
 
 CASES = [
     (
@@ -64,6 +70,24 @@ CASES = [
         ),
         "OOMKilled",
         "more memory than its limit",
+        True,
+    ),
+    (
+        container({"waiting": {"reason": "RunContainerError", "message": TOO_SMALL}}),
+        "OOMKilled",
+        "raise spec.resources.limits.memory",
+        True,
+    ),
+    (
+        container({"terminated": {"exitCode": 128, "reason": "StartError", "message": TOO_SMALL}}),
+        "OOMKilled",
+        "raise spec.resources.limits.memory",
+        True,
+    ),
+    (
+        container({"running": {}}, lastState={"terminated": {"exitCode": 137, "reason": "Error"}}),
+        "CrashLoopBackOff",
+        "exit code 137 (killed: its memory was short, or its liveness probe failed)",
         True,
     ),
     (
@@ -131,6 +155,59 @@ def test_the_wanted_revision_speaks_first_and_fatal_before_mild() -> None:
     )
     problem = problem_of(pods, "new")
     assert problem is not None and "c-new" in problem.message
+
+
+def killed(state: str, reason: str, code: int = 137, message: str = "") -> PodView:
+    ended = {"exitCode": code, "reason": reason, "message": message}
+    told = (
+        container({"terminated": ended})
+        if state == "terminated"
+        else container(
+            {state: {"reason": "CrashLoopBackOff"} if state == "waiting" else {}}, lastState={"terminated": ended}
+        )
+    )
+    return pod_views([pod("p", "r", ready=False, status=told)])[0]
+
+
+def test_a_kill_is_told_when_its_runtime_has_had_time_to_say_why() -> None:
+    """containerd hears of the end of a container, and of its lack of memory, in whatever order."""
+    once = killed("terminated", "Error")
+    first = problem_of((once,), "r")
+    assert first is not None and (first.reason, first.fatal) == ("Killed", False), (
+        "what is said of it when it runs again is final"
+    )
+    never = replace(once, body={**once.body, "spec": {"restartPolicy": "Never"}})
+    problem = problem_of((never,), "r")
+    assert problem is not None and problem.reason == "CrashLoopBackOff", "the pod of a Job is not started again"
+
+
+def test_a_container_that_was_short_of_memory_is_so_at_its_next_end_too() -> None:
+    first = problem_of((killed("waiting", "OOMKilled"),), "r")
+    assert first is not None
+    before = told(first.reason, first.message)
+    server = "quire: error: the engine process was killed by SIGKILL (out of memory?)"
+    for one in (killed("terminated", "Error"), killed("waiting", "Error"), killed("running", "Error", 1, server)):
+        assert problem_of((one,), "r", before) == first
+        for other in (
+            told("OOMKilled", "pod other, container engine was killed"),
+            told("Loading", first.message),
+            None,
+        ):
+            assert problem_of((one,), "r", other) == problem_of((one,), "r") != first
+    broken = killed("waiting", "Error", 1, "quire: error: broken file")
+    assert problem_of((broken,), "r", before) == problem_of((broken,), "r"), "it has ended for another reason"
+
+
+def told(reason: str, message: str) -> Condition:
+    """As the condition Ready."""
+    return Condition(
+        type="Ready",
+        status="False",
+        reason=reason,
+        message=message,
+        last_transition_time="2026-01-01T00:00:00Z",
+        observed_generation=1,
+    )
 
 
 def test_last_line() -> None:
