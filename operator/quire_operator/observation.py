@@ -30,6 +30,8 @@ class Observation:
     """StatefulSets, of leaders and of workers."""
     groups: Sequence[Body] = ()
     """LeaderWorkerSets."""
+    model_cache: Body | None = None
+    """The ModelCache that the LLMDeployment names, if it names one."""
 
     @property
     def workloads(self) -> list[Body]:

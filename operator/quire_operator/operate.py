@@ -73,7 +73,8 @@ class Operator:
             gone=self._adapters.forget,
         )
         self._queue: WorkQueue[Key] = WorkQueue(self._led(self._reconciler, self._reconciler.follow))
-        self._caches: WorkQueue[Key] = WorkQueue(self._led(ModelCaches(cluster, PodDefaults.from_settings(settings))))
+        caches = ModelCaches(cluster, PodDefaults.from_settings(settings), changed=self._look_again_at_it)
+        self._caches: WorkQueue[Key] = WorkQueue(self._led(caches))
         self._adapter_queue: WorkQueue[Key] = WorkQueue(self._led(self._adapters))
         self._others: tuple[Watched, ...] = ()
         self._monitor = WatchMonitor()

@@ -156,6 +156,8 @@ class Reconciler:
             hpa=seen.own_hpa,
             url=self._url,
             adapters=self._adapters(owner),
+            every=every,
+            model_cache=seen.model_cache,
         )
         facts = self._verify(facts)
         status = build_status(facts)

@@ -96,6 +96,7 @@ class MemoryCluster:
         self.writes: list[str] = []
         self.refuse: dict[str, str] = {}
         self.forgotten: list[Key] = []
+        self.model_cache: dict[str, Any] | None = None
         self._occasions: set[str] = set()
         self._numbers = itertools.count(2)
 
@@ -151,6 +152,7 @@ class MemoryCluster:
             service=children.get(("Service", key.name)),
             hpa=children.get(("HorizontalPodAutoscaler", key.name)),
             sets=[_listed(item) for (kind, _), item in children.items() if kind == "StatefulSet"],
+            model_cache=copy.deepcopy(self.model_cache),
         )
 
     async def get(self, kind: Any, name: str, namespace: str | None = None) -> dict[str, Any] | None:
@@ -222,6 +224,8 @@ class MemoryCluster:
             if item["metadata"]["labels"][labels.REVISION] not in broken:
                 item["status"]["conditions"][1]["status"] = "True"
         sizes = self.sizes()
+        made = [item for (kind, _), item in self.children.items() if kind == "Deployment"]
+        templates = {item["metadata"]["labels"][labels.REVISION]: item["spec"]["template"] for item in made}
         for revision_name, size in sizes.items():
             mine = [item for item in self.pods.values() if item["metadata"]["labels"][labels.REVISION] == revision_name]
             mine.sort(key=lambda item: item["status"]["conditions"][1]["status"] == "True")
@@ -229,6 +233,7 @@ class MemoryCluster:
                 item["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             for _ in range(size - len(mine)):
                 fresh = pod(f"p-{next(self._numbers)}", revision_name, ready=False)
+                fresh["spec"] = templates[revision_name]["spec"]
                 self.pods[fresh["metadata"]["name"]] = fresh
         for item in self.pods.values():
             if item["metadata"]["labels"][labels.REVISION] not in sizes:

@@ -17,7 +17,9 @@ _TIME: dict[str, Any] = {"format": "date-time"}
 class Condition(Reported):
     """One aspect of the state. `lastTransitionTime` moves only when `status` does."""
 
-    type: str = Field(description="Ready, Available, Progressing, MetricsAvailable, ScalingActive or AdaptersLoaded.")
+    type: str = Field(
+        description="Ready, Available, Progressing, RolloutHealthy, ModelCached, MetricsAvailable, ScalingActive or AdaptersLoaded."
+    )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: str = Field(description="One word for programs.")
     message: str = Field(description="One sentence for people.")
@@ -127,7 +129,8 @@ class Status(Reported):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         description=(
             "Ready (a completion went through the router on the observed generation), Available (at least one pod answers), "
-            "Progressing (pods are being replaced or added), MetricsAvailable, ScalingActive (copied from the autoscaler), "
+            "Progressing (pods are being replaced or added), RolloutHealthy (no rollout is in trouble), ModelCached (the files of a model "
+            "that is downloaded are there), MetricsAvailable, ScalingActive (copied from the autoscaler), "
             "AdaptersLoaded (every ready pod has every adapter)."
         ),
     )

@@ -93,7 +93,8 @@ class Cluster:
             return None
         uid = body["metadata"]["uid"]
         listed = [*deployments, *sets, *groups]
-        children = [item for item in (*listed, *await self._unlabelled(key, pods, listed)) if owned_by(item, uid)]
+        unlabelled, cache = await asyncio.gather(self._unlabelled(key, pods, listed), self._model_cache(body))
+        children = [item for item in (*listed, *unlabelled) if owned_by(item, uid)]
         return Observation(
             body=body,
             deployments=[item for item in children if kind_of(item) == "Deployment"],
@@ -102,7 +103,12 @@ class Cluster:
             hpa=hpa,
             sets=[item for item in children if kind_of(item) == "StatefulSet"],
             groups=[item for item in children if kind_of(item) == "LeaderWorkerSet"],
+            model_cache=cache,
         )
+
+    async def _model_cache(self, body: Body) -> Body | None:
+        scheme, _, name = str(((body.get("spec") or {}).get("model") or {}).get("source", "")).partition("://")
+        return await self.get(kinds.ModelCache, name, body["metadata"]["namespace"]) if scheme == "cache" else None
 
     async def _unlabelled(self, key: Key, pods: Sequence[Body], listed: Sequence[Body]) -> list[Body]:
         """Workloads that no list has, because somebody removed their label: their pods still say whose they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,11 +30,14 @@ _QUIET = frozenset({"Starting", "Downloading"})
 
 
 class ModelCaches:
-    """Call it with a key; it is the work of the queue."""
+    """Call it with a key; it is the work of the queue. `changed(key)` is called for each LLMDeployment that uses it when it has something new to say."""
 
-    def __init__(self, cluster: Cluster, defaults: PodDefaults) -> None:
+    def __init__(
+        self, cluster: Cluster, defaults: PodDefaults, *, changed: Callable[[Key], None] = lambda key: None
+    ) -> None:
         self._cluster = cluster
         self._defaults = defaults
+        self._changed = changed
 
     async def __call__(self, key: Key) -> Outcome:
         body = await self._cluster.get(kinds.ModelCache, key.name, key.namespace)
@@ -128,6 +131,8 @@ class ModelCaches:
         if await self._cluster.write_status(body, shown, kind=labels.MODEL_CACHE_KIND):
             for event in ready_event(before.conditions, ready, quiet=_QUIET):
                 await self._cluster.post_event(body, event, kind=labels.MODEL_CACHE_KIND)
+            for user in users:
+                self._changed(Key(body["metadata"]["namespace"], user))
 
 
 def _status(body: Body) -> ModelCacheStatus:

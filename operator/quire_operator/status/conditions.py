@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from quire_operator import labels
 from quire_operator.api import INDEFINITE, Condition, RolloutStatus
@@ -12,26 +10,11 @@ from quire_operator.observation import find_condition
 from quire_operator.policy import find
 from quire_operator.resources.deadlines import duration_text, progress_s
 from quire_operator.status.facts import VERIFICATION_FAILURES, Facts
-
-Truth = Literal["True", "False", "Unknown"]
+from quire_operator.status.finding import Finding, Truth, previous
+from quire_operator.status.model import model_cached
 
 HPA_AT_ZERO = "ScalingDisabled"
 """The reason of a HorizontalPodAutoscaler whose target has no replica."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A condition before it has a time."""
-
-    status: Truth
-    reason: str
-    message: str
-    held_generation: int | None = None
-
-
-def previous(facts: Facts, kind: str) -> Condition | None:
-    """The condition as reported last."""
-    return next((condition for condition in facts.owner.status.conditions if condition.type == kind), None)
 
 
 def was_ready(facts: Facts) -> bool:
@@ -53,6 +36,8 @@ def all_conditions(facts: Facts, rollout: RolloutStatus | None, *, late: bool) -
         ("Ready", lambda: _ready(facts)),
         ("Available", lambda: _available(facts)),
         ("Progressing", lambda: _progressing(facts, rollout, late=late)),
+        ("RolloutHealthy", lambda: _rollout_healthy(facts, late=late)),
+        ("ModelCached", lambda: model_cached(facts)),
         ("MetricsAvailable", lambda: _metrics(facts)),
         ("ScalingActive", lambda: _scaling(facts)),
         ("AdaptersLoaded", lambda: _adapters(facts)),
@@ -84,7 +69,7 @@ def _why_not(facts: Facts) -> tuple[str, str]:
     if facts.problem is not None:
         return facts.problem.reason, facts.problem.message
     if facts.failure is not None:
-        return "FailedCreate", f"pods cannot be created: {facts.failure}"
+        return "FailedCreate", _not_created(facts.failure)
     if facts.decision.hold in ("Paused", "StepPaused"):
         return facts.decision.hold, rollout_message(facts)
     ready, wanted = facts.target.ready, facts.wanted
@@ -92,6 +77,15 @@ def _why_not(facts: Facts) -> tuple[str, str]:
     if left and ready >= wanted:
         return "RollingOut", f"{left} replicas of old revisions are still to be replaced"
     return "Loading", f"{ready} of {wanted} replicas of revision {facts.revision} are ready; the others are starting"
+
+
+def _not_created(failure: str) -> str:
+    return f"pods cannot be created: {failure}"
+
+
+def _late(facts: Facts) -> str:
+    _, why = _why_not(facts)
+    return f"no progress for {duration_text(progress_s(facts.owner.spec))}: {why}"
 
 
 def _ready(facts: Facts) -> Finding:
@@ -135,9 +129,7 @@ def _progressing(facts: Facts, rollout: RolloutStatus | None, *, late: bool) -> 
     if rollout is None:
         return Finding("False", "Complete", f"all {facts.wanted} replicas are of revision {facts.revision}")
     if late:
-        deadline = duration_text(progress_s(facts.owner.spec))
-        _, why = _why_not(facts)
-        return Finding("False", "ProgressDeadlineExceeded", f"no progress for {deadline}: {why}")
+        return Finding("False", "ProgressDeadlineExceeded", _late(facts))
     if facts.decision.hold in ("Paused", "StepPaused", "Draining"):
         return Finding("True", facts.decision.hold, rollout.message)
     if facts.aborted is not None:
@@ -145,6 +137,27 @@ def _progressing(facts: Facts, rollout: RolloutStatus | None, *, late: bool) -> 
     if facts.decision.goal != facts.decision.stable or any(view.desired for view in facts.old):
         return Finding("True", "RollingOut", rollout.message)
     return Finding("True", "Scaling", rollout.message)
+
+
+def _rollout_healthy(facts: Facts, *, late: bool) -> Finding:
+    """Of a revision on its way beside the one that serves. False asks for a person; what Ready says of pods that serve alone is not said again."""
+    if facts.aborted is not None:
+        return Finding("False", "RolloutAborted", _aborted(facts))
+    goal, stable = facts.decision.goal, facts.decision.stable
+    if goal == stable or facts.wanted == 0:
+        return Finding("True", "NoRollout", f"no revision is rolled out beside {stable}")
+    if facts.apply_error is not None:
+        return Finding("False", "ApplyFailed", facts.apply_error)
+    if late:
+        return Finding("False", "ProgressDeadlineExceeded", _late(facts))
+    if facts.problem is not None and facts.problem.revision == goal:
+        return Finding("False", facts.problem.reason, facts.problem.message)
+    if facts.failure is not None:
+        return Finding("False", "FailedCreate", _not_created(facts.failure))
+    if fallen := find(facts.views, goal).fallen:
+        text = f"{fallen} pods of revision {goal} ended by themselves, and have not been ready for long enough since"
+        return Finding("False", "PodsRestarted", text)
+    return Finding("True", facts.decision.hold or "RollingOut", rollout_message(facts))
 
 
 def rollout_message(facts: Facts) -> str:

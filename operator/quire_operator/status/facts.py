@@ -27,7 +27,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Reading:
-    """One metric over the ready pods. `silent` names pods without a fresh value; `tried` is False before the first scrape."""
+    """One metric over the ready pods. `silent` names pods without a fresh value that should have one by now; `tried` is False while none should."""
 
     name: str
     metric: str
@@ -75,6 +75,10 @@ class Facts:
     url: str
     adapters: tuple[AdapterReading, ...] | None = ()
     """None: the pods have not been asked yet."""
+    every: tuple[PodView, ...] = ()
+    """With the workers of units; `pods` are those that answer."""
+    model_cache: Mapping[str, Any] | None = None
+    """The ModelCache that spec.model.source names."""
 
     def with_verification(self, verification: Verification) -> Facts:
         return replace(self, verification=verification)

@@ -167,7 +167,8 @@ class Bench:
     def __init__(self, api: RealApi, cluster: Cluster, **spec: Any) -> None:
         self.api = api
         self.namespace = api.namespace()
-        self.controller = ModelCaches(cluster, DEFAULTS)
+        self.changed: list[Key] = []
+        self.controller = ModelCaches(cluster, DEFAULTS, changed=self.changed.append)
         self.caches = f"/apis/quire.dev/v1alpha1/namespaces/{self.namespace}/modelcaches"
         self.deployments = f"/apis/quire.dev/v1alpha1/namespaces/{self.namespace}/llmdeployments"
         self.job = f"/apis/batch/v1/namespaces/{self.namespace}/jobs/llama-modelcache-fill"
@@ -231,9 +232,10 @@ async def test_a_claim_is_filled_used_and_a_cluster_at_rest_gets_no_write(api: R
     bench.create(bench.deployments, "LLMDeployment", "b", {"model": {"source": "hf://org/name"}})
     status = await bench.look()
     assert status["usedBy"] == ["a"] and "unusedSince" not in status
+    assert bench.changed == [Key(bench.namespace, "a")], "it tells its ModelCached"
     before = bench.writes()
     await bench.look()
-    assert bench.writes() == before
+    assert bench.writes() == before and len(bench.changed) == 1
     stable = {"name": "x", "track": "stable", "model": "cache://llama", "replicas": 1, "ready": 1}
     api.patch(f"{bench.deployments}/a", {"spec": {"model": {"source": "hf://org/other"}}})
     api.patch(f"{bench.deployments}/a/status", {"status": {"revisions": [stable]}})
