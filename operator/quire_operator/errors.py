@@ -7,7 +7,8 @@
     ├── PluginError       `kubectl llmd` cannot do what was asked; it ends with this sentence
     └── NotLeadingError   another operator holds the lease; the look ends, and is no failure
 
-Everything else is a fault of this program or of the network: logged with its trace, tried again with back-off.
+What the API server answers otherwise, or does not answer, is one line of the log; everything else is a fault of this program, logged with its
+trace. Both are tried again with back-off.
 Every message says what, where, and what would help, in one line.
 """
 

@@ -188,16 +188,21 @@ class Operator:
     def _led(
         self, act: Callable[[Key], Awaitable[Outcome]], follow: Callable[[Key], Awaitable[Outcome]] | None = None
     ) -> Callable[[Key], Awaitable[Outcome]]:
-        """`act` where this process leads, else `follow`. What comes too late is no failure: another one does it."""
+        """`act` where this process leads, else `follow`. What comes too late is no failure: another one does it. An API server in trouble is one,
+        and no fault of this program: a line for each look, without a trace."""
 
         async def work(key: Key) -> Outcome:
-            if not self._leadership.leading:
-                return Outcome() if follow is None else await follow(key)
             try:
+                if not self._leadership.leading:
+                    return Outcome() if follow is None else await follow(key)
                 return await act(key)
             except NotLeadingError as error:
                 log.info("%s is left to another operator: %s", key, error)
                 return Outcome()
+            except httpx2.HTTPError as error:
+                log.warning("%s: the API server does not answer well; it is tried again: %s", key, _said(error))
+                telemetry.RECONCILE_ERRORS.labels(reason=type(error).__name__).inc()
+                return Outcome(failed=True)
 
         return work
 
@@ -261,6 +266,15 @@ class Operator:
         if self._metrics_api is not None and not self._metrics_api.serving:
             return "custom.metrics.k8s.io is not served yet"
         return None
+
+
+def _said(error: httpx2.HTTPError) -> str:
+    """With the request, where there was one."""
+    text = str(error) or type(error).__name__
+    try:
+        return f"{error.request.method} {error.request.url.path}: {text}"
+    except RuntimeError:
+        return text
 
 
 def _own_key(body: Mapping[str, Any]) -> Key | None:

@@ -173,9 +173,9 @@ class Reconciler:
     ) -> None:
         await self._scale(owner, seen, plan, events)
         await self._cluster.apply(build_service(owner), seen.service)
-        await self._mend(owner, seen)
+        refused = await _refusal(self._mend(owner, seen))
         # A typo in the template must not freeze the revision that serves.
-        refused = await _refusal(self._supply(owner, seen, plan))
+        refused = await _refusal(self._supply(owner, seen, plan)) or refused
         refused = await _refusal(self._apply_workload(owner, seen, template, plan, events)) or refused
         least = 0 if refused is None else owner.wanted_replicas
         for revision, before, planned in plan.resize:

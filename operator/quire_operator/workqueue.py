@@ -86,16 +86,18 @@ class WorkQueue(Generic[K]):
             self._settle(key, outcome)
 
     async def _attempt(self, key: K) -> Outcome:
+        limit = asyncio.timeout(self._deadline_s)
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with limit:
                 with telemetry.RECONCILE_SECONDS.time():
                     return await self._work(key)
-        except TimeoutError:
-            log.error("%s took longer than %.0f s; it is tried again", key, self._deadline_s)
-            telemetry.RECONCILE_ERRORS.labels(reason="deadline").inc()
         except Exception as error:
-            log.exception("%s failed; it is tried again", key)
-            telemetry.RECONCILE_ERRORS.labels(reason=type(error).__name__).inc()
+            if isinstance(error, TimeoutError) and limit.expired():
+                log.error("%s took longer than %.0f s; it is tried again", key, self._deadline_s)
+                telemetry.RECONCILE_ERRORS.labels(reason="deadline").inc()
+            else:
+                log.exception("%s failed; it is tried again", key)
+                telemetry.RECONCILE_ERRORS.labels(reason=type(error).__name__).inc()
         return Outcome(failed=True)
 
     def _settle(self, key: K, outcome: Outcome) -> None:

@@ -33,6 +33,10 @@ from quire_operator.status import Event
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 20.0
+NOTE_BYTES = 1024
+"""The API server refuses an Event whose note is longer."""
+_REFUSED = ("failed to create typed patch object", "failed calling webhook")
+"""Answers of 500 that are about the object all the same: a field that server-side apply does not know, and who should judge it is not there."""
 
 _Child = tuple[str, str]
 """Kind and name."""
@@ -325,7 +329,7 @@ class Cluster:
             "reportingInstance": socket.gethostname()[:128],
             "action": event.action,
             "reason": event.reason,
-            "note": event.message[:1023],
+            "note": event.message.encode()[:NOTE_BYTES].decode(errors="ignore"),
             "type": event.kind,
             "regarding": {
                 "apiVersion": labels.API_VERSION,
@@ -390,9 +394,9 @@ def _group_of(kind: str) -> str:
 
 
 def _is_refusal(error: ApiError) -> bool:
-    """The server judged the object, rather than failing to. A field it does not know comes as 500 from server-side apply."""
-    code = error.status.code or 0
-    return (400 <= code < 500 and code != 429) or "failed to create typed patch object" in (error.status.message or "")
+    """The server judged the object, rather than failing to; trying again alone will not help."""
+    code, message = error.status.code or 0, error.status.message or ""
+    return (400 <= code < 500 and code != 429) or any(words in message for words in _REFUSED)
 
 
 def _comparable(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class ModelCaches:
             )
         except ValidationError as error:
             log.warning("ModelCache %s cannot be understood: %s", key, error)
+            await self._report_invalid(body, error)
             return Outcome()
         return await self._converge(owner, body)
 
@@ -83,6 +84,14 @@ class ModelCaches:
             refused = str(error)
         await self._report(body, before, plan, users, refused, now)
         return Outcome(again_s=plan.again_s, failed=refused is not None)
+
+    async def _report_invalid(self, body: Body, error: ValidationError) -> None:
+        """What there is is left alone."""
+        before, first = _status(body), error.errors()[0]
+        where = ".".join(("spec", *(str(part) for part in first["loc"])))
+        text = f"{where} is not acceptable: {first['msg']}; the object was stored under another schema: apply it again"
+        plan = CachePlan(False, (), False, "Failed", "InvalidSpec", text, before.unused_since, None)
+        await self._report(body, before, plan, before.used_by, None, now_text())
 
     async def _carry_out(
         self, owner: CacheOwner, key: Key, plan: CachePlan, claim: Body | None, there: set[str], job: dict[str, Any]

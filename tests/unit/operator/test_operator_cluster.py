@@ -105,7 +105,9 @@ async def test_what_the_server_rewrites_is_not_fought_over(api: ScriptedApi, clu
 
 async def test_a_refusal_becomes_one_sentence(api: ScriptedApi, cluster: Cluster) -> None:
     unknown = "failed to create typed patch object (demo/smol; v1, Kind=Service): .spec.x: field not declared in schema"
-    for code, message in ((422, "spec.x: Invalid value"), (403, "quota exceeded"), (500, unknown)):
+    webhook = 'Internal error occurred: failed calling webhook "policy.example": connection refused'
+    refusals = ((422, "spec.x: Invalid value"), (403, "quota exceeded"), (500, unknown), (500, webhook))
+    for code, message in refusals:
         api.refuse["PATCH", SERVICE] = (code, message)
         with pytest.raises(ApplyError, match="Service demo/smol is refused by the API server: ") as caught:
             await cluster.apply(build_service(owner()), None)
@@ -136,7 +138,10 @@ async def test_events_name_their_object_and_a_lost_one_is_no_error(api: Scripted
     await cluster.post_event(api.objects[MINE], Event("Warning", "OOMKilled", "x" * 5000, "Reconcile"))
     (made,) = [item for path, item in api.objects.items() if path.startswith(events)]
     assert made["regarding"]["name"] == "smol" and made["regarding"]["uid"] == "uid-1"
-    assert made["reason"] == "OOMKilled" and len(made["note"]) <= 1024 and made["action"] == "Reconcile"
+    assert made["reason"] == "OOMKilled" and made["note"] == "x" * 1024 and made["action"] == "Reconcile"
+    await cluster.post_event(api.objects[MINE], Event("Warning", "Long", "…" * 1000))
+    [long] = [item for path, item in api.objects.items() if path.startswith(events) and item["reason"] == "Long"]
+    assert long["note"] == "…" * 341, "the API server counts bytes, and refuses more than 1024"
     api.refuse["POST", events] = (403, "no")
     await cluster.post_event(api.objects[MINE], Event("Normal", "Ready", "y"))
 

@@ -61,6 +61,8 @@ def test_a_rollout_arrives_although_each_write_fails_once(stage: Stage, between:
     new = str(stage.status()["currentRevision"])
     assert stage.sizes() == {old: 0, new: 2}, "and what was done without an answer was not done twice"
     assert all(sum(shares.values()) in (0, 100) for shares in stage.shares_seen)
+    log = stage.bench.log.read_text()
+    assert "the API server does not answer well" in log and "failed; it is tried again" not in log, "a line, no trace"
 
     # Reads fail the same way, and each answer takes longer than it should (a store that is slow).
     between.met.clear()

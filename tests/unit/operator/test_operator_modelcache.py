@@ -14,6 +14,7 @@ from quire_operator.policy.modelcache import RETRY_S, CachePlan, JobView, plan_c
 from quire_operator.resources.modelcache import CacheOwner, build_claim, build_job
 from quire_operator.spec import Key
 from real_api import RealApi
+from scripted_api import scripted_api
 
 pytestmark = pytest.mark.timeout(3600)  # the programs are built where they are not there yet
 
@@ -159,6 +160,22 @@ def test_the_job_takes_on_a_role_as_the_account_that_is_named() -> None:
     assert {each["name"] for each in made["containers"][0]["env"]} >= {"AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"}
     plain = CacheOwner("llama", "demo", "u", ModelCacheSpec.model_validate(SPEC))
     assert "serviceAccountName" not in build_job(plain, DEFAULTS)["spec"]["template"]["spec"]
+
+
+async def test_one_of_another_schema_says_so_and_is_left_alone() -> None:
+    """The API server would not take it now; it was stored before."""
+    path = "/apis/quire.dev/v1alpha1/namespaces/demo/modelcaches/llama"
+    metadata = {"name": "llama", "namespace": "demo", "uid": "u", "generation": 3}
+    async with scripted_api() as api:
+        status = {"usedBy": ["a"], "unusedSince": "2026-01-01T00:00:00Z"}
+        api.put(path, {"metadata": metadata, "spec": {**SPEC, "surprise": True}, "status": status})
+        client = api.client()
+        await ModelCaches(Cluster(client), DEFAULTS)(Key("demo", "llama"))
+        await client.close()
+        told = api.objects[path]["status"]
+        assert [(each["status"], each["reason"]) for each in told["conditions"]] == [("False", "InvalidSpec")]
+        assert "spec.surprise" in told["conditions"][0]["message"] and told["usedBy"] == ["a"]
+        assert {where for _, where in api.writes} <= {f"{path}/status", "/apis/events.k8s.io/v1/namespaces/demo/events"}
 
 
 class Bench:

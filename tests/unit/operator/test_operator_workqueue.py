@@ -125,6 +125,27 @@ async def test_a_run_that_hangs_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> N
         await again.wait()
 
 
+async def test_a_timeout_inside_a_run_is_not_taken_for_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quire_operator.workqueue.BACKOFF_MIN_S", 0.001)
+    again, tries = asyncio.Event(), 0
+
+    async def work(key: str) -> Outcome:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise TimeoutError("a pod did not answer")
+        again.set()
+        return Outcome()
+
+    queue = WorkQueue(work)
+    async with running(queue), asyncio.timeout(30):
+        queue.add("a")
+        await again.wait()
+    assert "a pod did not answer" in caplog.text and "took longer" not in caplog.text
+
+
 async def test_again_s_comes_back_and_the_earliest_wins() -> None:
     twice, tries = asyncio.Event(), 0
 
