@@ -160,6 +160,11 @@ class Layout:
     def log(self, machine: str, daemon: str) -> Path:
         return self.logs / machine / f"{daemon}.log"
 
+    @property
+    def audit(self) -> Path:
+        """What was asked of the API server, an event a line (`audit`)."""
+        return self.log(CONTROL_PLANE, "audit")
+
     def store(self, machine: str) -> Path:
         """containerd's root of a node."""
         return self.work / machine / "containerd"

@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from cluster import (
     archive,
+    audit,
     certs,
     cgroups,
     leaks,
@@ -380,6 +382,10 @@ class LocalProvider:
             processes.end(record.machines[name].daemons[daemon])
             self._start(record, name, daemon)
             self._wait_for_api(ApiClient(self._layout.network.address(0), self._layout.pki))
+
+    def audited(self, user: str) -> list[dict[str, Any]]:
+        """What a ServiceAccount asked the API server for and how it was answered, oldest first."""
+        return audit.of_user(self._layout.audit.read_text(), user)
 
     def power_off(self, name: str) -> None:
         """End a machine and everything in it at once. `boot` brings it back; `up` would rebuild the cluster."""

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import configs
+from cluster import audit, configs
 from cluster.certs import FRONT_PROXY_CLIENT
 from cluster.errors import UsageError
 from cluster.layout import MAX_NODES, Layout, Machine
@@ -95,6 +95,7 @@ def render(config: ClusterConfig, layout: Layout, host: Host) -> Plan:
         for user in ("admin", "kcm", "sched", "proxy", "dns")
     }
     files[layout.work / "Corefile"] = configs.corefile(layout)
+    files[layout.work / "audit.json"] = json.dumps(audit.POLICY, indent=1)
     for machine in config.machines:
         folder = layout.machine(machine.name)
         files[folder / "kube-proxy.json"] = configs.kube_proxy(layout, machine)
@@ -156,6 +157,10 @@ def _control_plane(layout: Layout, programs: dict[str, Path]) -> dict[str, tuple
                 requestheader_extra_headers_prefix="X-Remote-Extra-",
                 proxy_client_cert_file=pki / "front.crt",
                 proxy_client_key_file=pki / "front.key",
+                audit_policy_file=work / "audit.json",
+                audit_log_path=layout.audit,
+                audit_log_maxsize=audit.MAX_MB,
+                audit_log_maxbackup=1,
                 # Aggregated APIs and webhooks by endpoint address: the apiserver then needs no Service routing.
                 enable_aggregator_routing="true",
                 default_not_ready_toleration_seconds=5,

@@ -9,10 +9,12 @@ from typing import Any
 
 import httpx
 
+from cluster import wait
 from cluster.handle import Cluster, Event
 from stack import llmd
 
 FINISHED = re.compile(r"^quire_requests_finished_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
+EXECUTING = re.compile(r"^quire_num_requests_executing(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
 
 
 def command(cluster: Cluster, namespace: str, name: str, value: str) -> None:
@@ -84,9 +86,22 @@ def answered(cluster: Cluster, namespace: str, name: str, by: str = "quire.dev/r
     """Requests finished so far as the pods themselves count them, by a label of theirs."""
     out: Counter[str] = Counter()
     for pod in pods(cluster, namespace, name):
-        address = pod["status"].get("podIP")
-        if address is None:
-            continue
-        page = httpx.get(f"http://{address}:8000/metrics", timeout=10, trust_env=False).text
-        out[pod["metadata"]["labels"][by]] += round(sum(float(value) for value in FINISHED.findall(page)))
+        if "podIP" in pod["status"]:
+            out[pod["metadata"]["labels"][by]] += _told(pod, FINISHED)
     return out
+
+
+def all_answer(cluster: Cluster, namespace: str, name: str) -> None:
+    """Wait until each pod has a request that it answers, as it says itself: whichever goes next, somebody would notice."""
+    found = [pod for pod in pods(cluster, namespace, name) if "deletionTimestamp" not in pod["metadata"]]
+
+    def idle() -> str | None:
+        return " ".join(pod["metadata"]["name"] for pod in found if not _told(pod, EXECUTING)) or None
+
+    wait.until("every pod answers a request", idle, deadline_s=60, interval_s=0.2)
+
+
+def _told(pod: dict[str, Any], sample: re.Pattern[str]) -> int:
+    """The sum of a pod's samples."""
+    page = httpx.get(f"http://{pod['status']['podIP']}:8000/metrics", timeout=10, trust_env=False).text
+    return round(sum(float(value) for value in sample.findall(page)))

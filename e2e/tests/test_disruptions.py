@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 NAME = "steady"
 SYSTEM = ("-n", release.NAMESPACE)
+CLIENTS = 3
+"""With long answers: of two routers one has two requests at least, and gives them to two pods."""
 ANSWER = 128
 """Tokens of an answer: some seconds, so that there are always answers under way when something goes."""
 LONG = 640
@@ -83,8 +85,9 @@ def held_lease(cluster: Cluster, *, other_than: str = "") -> dict[str, Any]:
 
 
 def test_pods_are_evicted(twofold: Cluster, namespace: str, router: str, steady: str, tmp_path: Path) -> None:
-    with Load(router, steady, clients=2, max_tokens=LONG, to_the_end=True) as load:
+    with Load(router, steady, clients=CLIENTS, max_tokens=LONG, to_the_end=True) as load:
         for name in pods(twofold, namespace):
+            rollouts.all_answer(twofold, namespace, steady)
             evict(twofold, namespace, name, tmp_path)
             gone(twofold, namespace, name)
             whole(twofold, namespace)
@@ -94,7 +97,8 @@ def test_pods_are_evicted(twofold: Cluster, namespace: str, router: str, steady:
 def test_a_node_is_drained(twofold: Cluster, namespace: str, router: str, steady: str) -> None:
     node = min(pods(twofold, namespace).values())
     try:
-        with Load(router, steady, clients=2, max_tokens=LONG, to_the_end=True) as load:
+        with Load(router, steady, clients=CLIENTS, max_tokens=LONG, to_the_end=True) as load:
+            rollouts.all_answer(twofold, namespace, steady)
             twofold.kubectl(
                 "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s", deadline_s=330
             )
@@ -108,7 +112,8 @@ def test_a_node_is_drained(twofold: Cluster, namespace: str, router: str, steady
 
 
 def test_it_is_scaled_in(twofold: Cluster, namespace: str, router: str, steady: str) -> None:
-    with Load(router, steady, clients=2, max_tokens=LONG, to_the_end=True) as load:
+    with Load(router, steady, clients=CLIENTS, max_tokens=LONG, to_the_end=True) as load:
+        rollouts.all_answer(twofold, namespace, steady)
         before = pods(twofold, namespace)
         twofold.kubectl("scale", f"llmd/{steady}", "-n", namespace, "--replicas=1")
         whole(twofold, namespace, 1)

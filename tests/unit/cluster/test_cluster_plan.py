@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import configs, plan
+from cluster import audit, configs, plan
 from cluster.errors import UsageError
 from cluster.layout import MAX_NODES, SLOTS, Layout, Network
 from cluster.plan import ClusterConfig, Host
@@ -53,6 +53,15 @@ def test_the_files_parse_and_name_their_machine() -> None:
     assert kubelet["clusterDNS"] == ["198.18.254.10"]
     conflist = json.loads(rendered.files[LAYOUT.machine("node-2") / "cni" / "10-quire.conflist"])
     assert conflist["plugins"][0]["ipam"]["ranges"] == [[{"subnet": "198.18.2.0/24"}]]
+
+
+def test_the_audit_log_is_read_by_user_and_not_beyond_its_last_whole_line() -> None:
+    def line(user: str, number: int) -> str:
+        return json.dumps({"user": {"username": user}, "number": number, "about": "a"})
+
+    text = "\n".join((line("a", 1), line("ab", 2), line("b", 3), line("a", 4), line("a", 5)))
+    assert [event["number"] for event in audit.of_user(text, "a")] == [1, 4]
+    assert [event["number"] for event in audit.of_user(text + "\n", "a")] == [1, 4, 5]
 
 
 def test_gpus_add_a_plugin_and_a_label_to_every_node_only_when_asked() -> None:
