@@ -149,7 +149,7 @@ class Reconciler:
             | {revision: owner.spec.model.source},
             pods=pods,
             problem=problem_of(every, revision, before=owner.status.condition("Ready")),
-            failure=next((view.failure for view in workloads if view.failure), None),
+            failures={view.revision: view.failure for view in workloads if view.failure},
             apply_error=refused,
             verification=Verification("NotAsked"),
             readings=self._samples.readings(owner.key, at=at),

@@ -25,7 +25,7 @@ BACKOFF_MAX_S = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a look at a key ended with: look again after `again_s` (None: only when asked), or `failed` (with back-off)."""
+    """What a look at a key ended with: look again after `again_s` (None: only when asked); `failed`: also with back-off, what comes first."""
 
     again_s: float | None = None
     failed: bool = False
@@ -106,8 +106,8 @@ class WorkQueue(Generic[K]):
             self.add_after(key, backoff_s(self._failures[key], BACKOFF_MIN_S, BACKOFF_MAX_S))
         else:
             self._failures.pop(key, None)
-            if outcome.again_s is not None:
-                self.add_after(key, outcome.again_s)
+        if outcome.again_s is not None:
+            self.add_after(key, outcome.again_s)
         if key in self._dirty:
             self._dirty.discard(key)
             self.add(key)

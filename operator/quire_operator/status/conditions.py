@@ -152,8 +152,8 @@ def _rollout_healthy(facts: Facts, *, late: bool) -> Finding:
         return Finding("False", "ProgressDeadlineExceeded", _late(facts))
     if facts.problem is not None and facts.problem.revision == goal:
         return Finding("False", facts.problem.reason, facts.problem.message)
-    if facts.failure is not None:
-        return Finding("False", "FailedCreate", _not_created(facts.failure))
+    if failure := facts.failures.get(goal):
+        return Finding("False", "FailedCreate", _not_created(failure))
     if fallen := find(facts.views, goal).fallen:
         text = f"{fallen} pods of revision {goal} ended by themselves, and have not been ready for long enough since"
         return Finding("False", "PodsRestarted", text)

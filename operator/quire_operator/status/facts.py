@@ -67,7 +67,8 @@ class Facts:
     """spec.model.source by revision."""
     pods: tuple[PodView, ...]
     problem: Problem | None
-    failure: str | None
+    failures: Mapping[str, str]
+    """Why pods of a revision cannot be made, by revision."""
     apply_error: str | None
     verification: Verification
     readings: Sequence[Reading]
@@ -90,6 +91,11 @@ class Facts:
     @property
     def target(self) -> RevisionView:
         return find(self.views, self.revision)
+
+    @property
+    def failure(self) -> str | None:
+        """Of the wanted revision, or of the one that everything moves back to."""
+        return self.failures.get(self.revision) or self.failures.get(self.decision.goal)
 
     @property
     def aborted(self) -> str | None:

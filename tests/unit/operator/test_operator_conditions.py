@@ -158,6 +158,23 @@ async def test_one_that_is_refused_or_without_room_is_told() -> None:
     assert bench.condition("RolloutHealthy") == ("False", "ApplyFailed")
 
 
+async def test_pods_that_cannot_be_made_are_told_of_their_own_revision() -> None:
+    bench, new = await rolling()
+    failed = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}
+    workloads = {
+        item["metadata"]["labels"]["quire.dev/revision"]: item
+        for (kind, _), item in bench.cluster.children.items()
+        if kind == "Deployment"
+    }
+    (old,) = workloads.keys() - {new}
+    workloads[old]["status"] = failed
+    await bench.look()
+    assert bench.condition("RolloutHealthy")[0] == "True" and bench.condition("Ready") == ("False", "Loading")
+    workloads[old]["status"], workloads[new]["status"] = {}, failed
+    await bench.look()
+    assert bench.condition("RolloutHealthy") == bench.condition("Ready") == ("False", "FailedCreate")
+
+
 async def test_an_abort_waits_for_a_person_and_a_pause_is_none(clock: dict[str, str]) -> None:
     bench, _ = await rolling()
     bench.cluster.command("pause")

@@ -146,6 +146,23 @@ async def test_a_timeout_inside_a_run_is_not_taken_for_its_deadline(
     assert "a pod did not answer" in caplog.text and "took longer" not in caplog.text
 
 
+async def test_what_is_due_is_not_put_off_by_what_failed() -> None:
+    """A child that is refused for ever must not slow down the steps of a rollout."""
+    enough, tries = asyncio.Event(), 0
+
+    async def work(key: str) -> Outcome:
+        nonlocal tries
+        tries += 1
+        if tries == 20:  # by back-off alone in a quarter of an hour
+            enough.set()
+        return Outcome(again_s=0.001, failed=True)
+
+    queue = WorkQueue(work)
+    async with running(queue), asyncio.timeout(60):
+        queue.add("a")
+        await enough.wait()
+
+
 async def test_again_s_comes_back_and_the_earliest_wins() -> None:
     twice, tries = asyncio.Event(), 0
 
