@@ -112,7 +112,7 @@ class ScriptedEngine:
                 raise event
             yield event
 
-    async def close(self) -> None:
+    async def close(self, *, at_once: asyncio.Event | None = None) -> None:
         self.closed = True
         self._changed.set()
 

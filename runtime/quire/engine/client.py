@@ -120,8 +120,8 @@ class EngineClient:
                 self._failure = EngineDeadError(message.message)
                 raise self._failure
 
-    async def close(self) -> None:
-        """End the process: politely for some seconds, then by signal. Safe to call twice and in any state."""
+    async def close(self, *, at_once: asyncio.Event | None = None) -> None:
+        """End the process: politely for some seconds, or until `at_once`, then by signal. Safe to call twice and in any state."""
         if self._closed:
             return
         self._closed = True
@@ -129,7 +129,12 @@ class EngineClient:
             if not self._exited.done() and hasattr(self, "ready"):  # before that it listens to nothing
                 with contextlib.suppress(zmq.Again):
                     await self._requests.send(wire.encoder.encode(Shutdown()), zmq.NOBLOCK)
-                await asyncio.wait([self._exited], timeout=CLOSE_DEADLINE_S)
+                hurry = asyncio.ensure_future((at_once or asyncio.Event()).wait())
+                either: list[asyncio.Future[Any]] = [self._exited, hurry]
+                try:
+                    await asyncio.wait(either, timeout=CLOSE_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    hurry.cancel()
         finally:
             self._spawned.end()
             self._context.destroy(linger=0)

@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import quire
 from quire.config import parse_bytes
+from quire.errors import ConfigError
 from quire.server import errors
 from quire.server.anthropic import routes as messages
 from quire.server.auth.guard import Guard
@@ -23,6 +24,8 @@ from quire.server.page import routes as page
 from quire.server.pooling import routes as pooling
 from quire.server.service import adapters, generate, status, tokens
 
+MIN_BODY_BYTES = 1024
+"""A smaller bound would let no request through."""
 EXPOSED_HEADERS = (
     "retry-after",
     "x-request-id",
@@ -52,6 +55,8 @@ def create_app(
     app.include_router(page.router(shown))
     errors.install(app)
     limit = parse_bytes(config.max_body_size, flag="--max-body-size")
+    if limit < MIN_BODY_BYTES:
+        raise ConfigError(f"--max-body-size must be at least {MIN_BODY_BYTES}, got {config.max_body_size}")
     guard = Guard(config, public=shown, clock=clock)
     app.add_middleware(Edge, guard=guard, max_body_size=limit, dropped=frontend.drop, trace=trace)
     if config.cors_allow_origin:

@@ -100,7 +100,7 @@ class _Process:
                 task.cancel()
             await asyncio.gather(stop, engine, return_exceptions=True)
             if self._engine is not None:
-                await self._engine.close()
+                await self._engine.close(at_once=self._at_once)
             listener.close()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
@@ -172,6 +172,7 @@ class _Process:
         self._signals += 1
         if self._signals > 1:
             self._at_once.set()
+            self._server.force_exit = True
             return
         self._frontend.drain()
         self._signalled.set()
@@ -197,8 +198,6 @@ class _Process:
     async def _close(self, http: asyncio.Task[None]) -> None:
         """Stop listening; open answers end (their jobs have ended or failed), idle connections are closed."""
         self._server.should_exit = True
-        if self._at_once.is_set():
-            self._server.force_exit = True
         if not http.done():
             await asyncio.wait({http}, timeout=CLOSE_TIMEOUT_S + 5)
 

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from quire.config import EngineConfig
+from quire.engine import client as client_module
 from quire.engine.client import EngineClient
 from quire.engine.spawn import spawn
 from quire.engine.startup import build
@@ -189,6 +190,23 @@ async def test_a_killed_engine_is_noticed_at_once(client: EngineClient, sent: si
         await client.add(request("b", [1]))
     with pytest.raises(EngineDeadError, match=sent.name):
         await client.abort(["a"])
+
+
+async def test_an_engine_that_stands_still_is_waited_for_until_it_must_end_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "CLOSE_DEADLINE_S", 3600.0)
+    client = await EngineClient.start(config(folder), deadline_s=DEADLINE_S, log_level="warning")
+    process = client._spawned.process
+    process.send_signal(signal.SIGSTOP)
+    at_once = asyncio.Event()
+    closing = asyncio.ensure_future(client.close(at_once=at_once))
+    await asyncio.wait([closing], timeout=0.1)
+    assert not closing.done()
+    at_once.set()
+    async with asyncio.timeout(30):
+        await closing
+    assert process.returncode == -signal.SIGKILL
 
 
 async def test_a_step_that_fails_ends_the_engine_with_its_cause(

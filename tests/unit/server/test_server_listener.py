@@ -27,8 +27,10 @@ from live_server import Live, events_of, ids_of, live_server
 from quire.config import ServeConfig
 from quire.errors import ConfigError
 from quire.logs import JsonFormatter
-from quire.server.edge.listener import MAX_HEAD_BYTES, SLICE_BYTES
+from quire.server.app import create_app
+from quire.server.edge.listener import MAX_HEAD_BYTES, SLICE_BYTES, listen
 from quire.server.edge.tls import tls_context
+from quire.server.flight.frontend import Frontend
 from scripted_engine import ScriptedEngine
 
 CHAT = "/v1/chat/completions"
@@ -423,6 +425,26 @@ def test_a_certificate_that_is_none_ends_the_start(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigError, match=words):
             tls_context(ServeConfig.model_validate(fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"host": "198.18.255.254"},
+            "--host 198.18.255.254 --port 8000: Cannot assign .*; give an address of this machine",
+        ),
+        ({"host": "no.such.host.invalid"}, "--host no.such.host.invalid .*; give an address of this machine"),
+    ],
+)
+def test_where_nobody_can_listen_the_advice_is_of_use(fields: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        listen(ServeConfig.model_validate(fields))
+
+
+def test_a_bound_that_lets_no_body_through_ends_the_start() -> None:
+    with pytest.raises(ConfigError, match="--max-body-size must be at least 1024, got 0"):
+        create_app(Frontend(ServeConfig(max_body_size="0")))
 
 
 @pytest.fixture

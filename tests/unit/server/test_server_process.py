@@ -135,6 +135,7 @@ async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             status, last = await running.end()
     assert status == 2
     assert last.startswith(f"quire: error: cannot listen on --host 127.0.0.1 --port {port}: ")
+    assert last.endswith("; choose another port")
 
 
 async def frozen(http: httpx.AsyncClient, engine_pid: int, body: dict[str, Any]) -> None:

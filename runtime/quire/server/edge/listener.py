@@ -10,6 +10,7 @@ read than those of one slice.
 from __future__ import annotations
 
 import asyncio
+import errno
 import http
 import json
 import logging
@@ -36,6 +37,9 @@ SLICE_BYTES = 8 << 10
 """What is parsed at a time. A read brings up to 256 KiB, in which a head of any length could begin and end unseen."""
 
 
+_ADVICE = {errno.EADDRINUSE: "choose another port", errno.EACCES: "choose a port from 1024 on"}
+
+
 def listen(config: ServeConfig) -> socket.socket:
     """The socket; raises ConfigError."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -43,9 +47,8 @@ def listen(config: ServeConfig) -> socket.socket:
         return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except OSError as exc:
         cause = (exc.strerror or str(exc)).partition(" (while")[0]  # Python repeats the address there
-        raise ConfigError(
-            f"cannot listen on --host {config.host} --port {config.port}: {cause}; choose another port"
-        ) from exc
+        advice = _ADVICE.get(exc.errno or 0, "give an address of this machine")
+        raise ConfigError(f"cannot listen on --host {config.host} --port {config.port}: {cause}; {advice}") from exc
 
 
 def uvicorn_config(app: ASGIApp, config: ServeConfig, *, tls: ssl.SSLContext | None = None) -> uvicorn.Config:

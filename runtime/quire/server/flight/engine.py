@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -31,8 +32,8 @@ class Engine(Protocol):
         """All reports, in order; raises EngineDeadError when the process ends."""
         ...
 
-    async def close(self) -> None:
-        """End the process."""
+    async def close(self, *, at_once: asyncio.Event | None = None) -> None:
+        """End the process, without waiting for its own end once `at_once` is set."""
         ...
 
 
