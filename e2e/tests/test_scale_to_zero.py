@@ -13,7 +13,7 @@ from stack import llmd
 from stack.ask import stream_chat
 
 NAME = "dozing"
-IDLE_S = 10
+IDLE_S = 20
 
 
 def ask(router: str, number: int) -> str:
@@ -40,7 +40,7 @@ def test_to_zero_when_nobody_asks_and_back_for_whoever_does(stack: Cluster, name
     llmd.wait_ready(stack, namespace, NAME)
 
     asked = 0
-    end = time.monotonic() + 2 * IDLE_S
+    end = time.monotonic() + IDLE_S + 5
     while time.monotonic() < end:
         assert ask(router, asked)
         asked += 1
@@ -52,6 +52,8 @@ def test_to_zero_when_nobody_asks_and_back_for_whoever_does(stack: Cluster, name
     models = httpx.get(f"{router}/v1/models", timeout=30, trust_env=False).json()["data"]
     assert [each["ready_replicas"] for each in models if each["id"] == NAME] == [0], "it is still a model"
 
+    # Long enough from here on, so that what is looked at below stays.
+    llmd.patch_spec(stack, namespace, NAME, {"autoscaling": {"scaleDown": {"idleAfter": "1h"}}})
     with ThreadPoolExecutor(6) as clients:
         answers = list(clients.map(lambda number: ask(router, number), range(6)))
     assert all(answers)

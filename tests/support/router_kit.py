@@ -20,7 +20,7 @@ from quire_router.app import Router
 from quire_router.endpoints import EndpointState
 from quire_router.settings import Settings
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 Object = dict[str, Any]
 Script = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -35,7 +35,7 @@ class Stance:
     @property
     def may_be_quiet(self) -> bool:
         """At zero nothing is quiet: whoever starts a replica by hand has it for the whole span."""
-        return self.at_rest and self.replicas > 0 and bool(self.pods)
+        return self.at_rest and bool(self.pods)
 
 
 @dataclass(frozen=True)

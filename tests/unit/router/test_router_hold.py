@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from quire_router.hold import COST_BYTES, NoPlaceError, WaitingRoom
-from router_kit import Kit, endpointslice, eventually, llmdeployment, pod, running
+from router_kit import Kit, answer, endpointslice, eventually, llmdeployment, pod, running
 
 KEY = ("demo", "m")
 LONG_S = 300.0
@@ -184,6 +184,23 @@ async def test_an_edit_of_what_it_waits_for_loses_nobody() -> None:
 def _from_zero(kit: Kit) -> bool:
     route = kit.router.registry.resolve("demo/m")
     return route is not None and route.deployment.from_zero
+
+
+async def test_a_pod_that_refused_and_comes_back_is_asked_again() -> None:
+    async with running() as kit:
+        only = await kit.pod("a")
+        await kit.deploy("m", only, least=0)
+
+        async def starts_again(_: web.Request) -> web.StreamResponse:
+            await kit.condition("m", only, terminating=True)
+            await eventually("it is known to be going", lambda: not kit.ready("demo/m"))
+            only.script = answer
+            return web.json_response({"error": {"code": "draining", "message": "x"}}, status=503)
+
+        only.script = starts_again
+        async with asking(kit, 1) as tasks:
+            await kit.condition("m", only)
+            assert (await tasks[0])[0] == 200
 
 
 async def test_a_pod_that_went_meanwhile_is_waited_for_again() -> None:
