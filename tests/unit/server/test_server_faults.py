@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,36 @@ async def test_a_client_that_leaves_is_aborted_at_once(live: Live, stream: bool,
     assert live.engine.aborted == [live.engine.requests[0].request_id]
     assert live.frontend.num_in_flight == 0
     assert await live.metric('quire_requests_finished_total{finish_reason="abort"}') == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_while_its_prompt_is_made_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """That is done in a thread, which nobody can end."""
+    caplog.set_level(logging.INFO, logger="quire.access")
+    async with live_server(tmp_path, ScriptedEngine(lambda _: ids_of("abc"), max_model_len=1000)) as live:
+        live.engine.hold()
+        tokenizer, began, goes_on = live.frontend.tokenizer, threading.Event(), threading.Event()
+        encode = tokenizer.encode
+
+        def slow(*args: Any, **options: Any) -> Any:
+            began.set()
+            assert goes_on.wait(30)
+            return encode(*args, **options)
+
+        monkeypatch.setattr(tokenizer, "encode", slow)
+        task = asyncio.create_task(live.complete(["hello world " * 14] * 128, stream=stream))
+        assert await asyncio.to_thread(began.wait, 30)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        goes_on.set()
+        monkeypatch.undo()
+        async with asyncio.timeout(30):
+            while "POST /v1/completions 499" not in caplog.text:
+                await live.http.get("/version")
+        assert live.engine.aborted == [request.request_id for request in live.engine.requests]
+        assert live.frontend.num_in_flight == 0
 
 
 async def test_a_fault_of_one_request_is_its_own(live: Live) -> None:
