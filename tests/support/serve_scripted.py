@@ -1,6 +1,6 @@
-"""`python serve_scripted.py FOLDER PORT [hold|refuse|never|told|long]`: the real server process over a scripted engine.
+"""`python serve_scripted.py FOLDER PORT [hold|stuck|refuse|never|told|long]`: the real server process over a scripted engine.
 
-hold: nothing moves until SIGUSR1. refuse: the engine cannot start. never: it never comes up. told: answers are the temperature and
+hold: nothing moves until SIGUSR1. stuck: nothing ever moves, and the engine does not end by itself. refuse: the engine cannot start. never: it never comes up. told: answers are the temperature and
 max_tokens that the engine was told. long: answers go on to max_tokens. SIGUSR2 kills the engine.
 """
 
@@ -21,6 +21,14 @@ from quire.server.run import serve
 from scripted_engine import ScriptedEngine
 
 
+class StuckEngine(ScriptedEngine):
+    """Waits for the end that is made to it."""
+
+    async def close(self, *, at_once: asyncio.Event | None = None) -> None:
+        await (at_once or asyncio.Event()).wait()
+        await super().close()
+
+
 async def start() -> Engine:
     mode = sys.argv[3] if len(sys.argv) > 3 else ""
 
@@ -29,11 +37,11 @@ async def start() -> Engine:
             return ids_of("x") * (request.params.max_tokens or 1)
         return ids_of(f"{request.params.temperature:g} {request.params.max_tokens}" if mode == "told" else "hello")
 
-    engine = ScriptedEngine(reply, max_model_len=4096)
+    engine = (StuckEngine if mode == "stuck" else ScriptedEngine)(reply, max_model_len=4096)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, engine.release)
     loop.add_signal_handler(signal.SIGUSR2, lambda: engine.die("killed by SIGKILL (out of memory?)"))
-    if mode == "hold":
+    if mode in ("hold", "stuck"):
         engine.hold()
     if mode == "refuse":
         raise ModelError("weights do not fit:\n 5 GiB of 4 GiB")

@@ -89,8 +89,9 @@ async def test_the_drain_has_an_end(tmp_path: Path) -> None:
         assert (await running.end())[0] == 0
 
 
-async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    async with process(tmp_path, "hold", drain_s=1000) as running:
+@pytest.mark.parametrize("mode", ["hold", "stuck"])
+async def test_a_second_signal_ends_at_once(tmp_path: Path, mode: str) -> None:
+    async with process(tmp_path, mode, drain_s=1000) as running:
         await running.line("curl")
         task = await streaming(running)
         running.send(signal.SIGTERM)
