@@ -105,3 +105,8 @@ subjects:
     namespace: {{ $root.Release.Namespace }}
 {{- end }}
 {{- end }}
+
+{{/* Whether the cluster has LeaderWorkerSets; `helm template` is told with --api-versions. */}}
+{{- define "quire.operator.leaderWorkerSets" -}}
+{{- if .Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1" }}true{{ end }}
+{{- end }}
