@@ -39,7 +39,7 @@ __all__ = [
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended; `requests_finished_total{finish_reason}` uses the same words."""
+    """Why a sequence ended; `requests_finished_total{finish_reason}` uses the same words, and `refused` for an ERROR by the request's own fault."""
 
     STOP = "stop"
     LENGTH = "length"

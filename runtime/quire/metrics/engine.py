@@ -155,7 +155,11 @@ class EngineMetrics:
         self._grammar_failures = self._counter(
             "grammar_failures", "grammars of no use, and sequences that theirs failed alone", "reason"
         )
-        self._finished = self._counter("requests_finished", "sequences by why they ended", "finish_reason")
+        self._finished = self._counter(
+            "requests_finished",
+            "sequences by why they ended (refused: the request was at fault; error: it was not)",
+            "finish_reason",
+        )
         self._dropped = self._counter("dropped_requests", "requests refused for lack of room", "reason")
 
     def ready(self, engine: EngineReady, labels: Mapping[str, str]) -> None:
@@ -198,7 +202,7 @@ class EngineMetrics:
             self._bound(self._preemptions, mode=mode)
         for cause in Reason:
             self._bound(self._grammar_failures, reason=cause.value)
-        for reason in ("stop", "length", "abort", "error"):
+        for reason in ("stop", "length", "abort", "error", "refused"):
             self._bound(self._finished, finish_reason=reason)
         for reason in ("queue_full", "queue_timeout", "draining", "rate_limit", "bodies_full"):
             self._bound(self._dropped, reason=reason)

@@ -78,6 +78,10 @@ async def test_a_grammar_that_cannot_be_built_is_a_400_that_names_the_field(live
     assert response.status_code == 400
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "guided_regex", "invalid_value")
     assert error["message"] == "guided_regex: unclosed character class"
+    ended = [
+        await live.metric(f'quire_requests_finished_total{{finish_reason="{how}"}}') for how in ("refused", "error")
+    ]
+    assert ended == [1, 0], "who looks for faults of the engine is not told of this one"
 
 
 async def test_a_grammar_that_fails_in_the_middle_ends_the_stream_with_an_error(live: Live) -> None:

@@ -97,8 +97,8 @@ class Job(Work[Choice]):
     async def _piece(self, choice: Choice, delta: TokenDelta) -> Piece | None:
         try:
             piece, stopped = choice.take(delta)
-        except RequestError:
-            self.finish(choice, FinishReason.ERROR)
+        except RequestError as exc:
+            self.finish(choice, FinishReason.ERROR, exc)
             if lost(self.choices, choice):
                 raise
             return None
@@ -126,8 +126,8 @@ class Job(Work[Choice]):
         self._abort([self.choices[index].request_id])
         self.finish(self.choices[index], FinishReason.STOP)
 
-    def finish(self, choice: Choice, reason: FinishReason) -> None:
-        super().finish(choice, reason)
+    def finish(self, choice: Choice, reason: FinishReason, cause: RequestError | None = None) -> None:
+        super().finish(choice, reason, cause)
         metrics, times = self._metrics, self._times[choice.index]
         metrics.observe(metrics.generation_length, choice.text.num_tokens)
         if times.first_s is None:

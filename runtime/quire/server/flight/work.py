@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from quire.errors import OverloadedError, QuireError
+from quire.errors import OverloadedError, QuireError, RequestError
 from quire.metrics import EngineMetrics
 from quire.request import FinishReason, TokenDelta
 from quire.server.flight.inbox import Inbox, Indexed
@@ -123,11 +123,11 @@ class Work(ABC, Generic[Own]):
         """The job cannot go on: who waits for it gets this."""
         self._reports.fail(error)
 
-    def finish(self, choice: Own, reason: FinishReason) -> None:
-        """Book the end of a choice."""
+    def finish(self, choice: Own, reason: FinishReason, cause: RequestError | None = None) -> None:
+        """Book the end of a choice. cause: of FinishReason.ERROR; where the request is at fault, it counts as `refused`."""
         self._ended.add(choice.index)
         choice.finish_reason = reason
-        self._metrics.finished(reason.value)
+        self._metrics.finished("refused" if cause is not None and cause.status < 500 else reason.value)
         self._metrics.observe(self._metrics.prompt_length, len(choice.prompt_token_ids))
         self._metrics.observe(self._metrics.duration, time.monotonic() - self.arrival_s)
 

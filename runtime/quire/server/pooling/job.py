@@ -135,8 +135,9 @@ class PoolJob(Work[Pooled]):
         while left:
             one, delta = await self._next()
             if delta.finish_reason is FinishReason.ERROR:
-                self.finish(one, FinishReason.ERROR)
-                raise failure(delta)
+                fault = failure(delta)
+                self.finish(one, FinishReason.ERROR, fault)
+                raise fault
             if delta.vector is not None:
                 one.vector = delta.vector
                 self.finish(one, FinishReason.STOP)
