@@ -151,7 +151,7 @@ class ScriptedEngine:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until the server has done something to this engine."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not condition():
                 self._noticed.clear()
                 await self._noticed.wait()
