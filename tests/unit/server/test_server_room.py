@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from live_server import Live, ids_of, live_server
 from quire.errors import OverloadedError
+from quire.server.bodies.reading import _READER
+from quire.server.edge.layer import Edge
 from quire.server.flight.room import BODIES, FREE_BYTES, Room
 from scripted_engine import ScriptedEngine
 
@@ -143,6 +147,40 @@ async def test_a_refused_body_leaves_its_connection_usable(tmp_path: Path) -> No
             await reader.readuntil(b"HTTP/1.1 200 OK")
         live.engine.release()
         await asyncio.gather(*many)
+
+
+def room_of(live: Live) -> Room:
+    layer: Any = live.server.config.app.middleware_stack  # type: ignore[union-attr]
+    while not isinstance(layer, Edge):
+        layer = layer.app
+    return layer._room
+
+
+async def test_of_many_that_become_large_as_many_are_read_as_there_is_room_for(tmp_path: Path) -> None:
+    """They are looked at one behind the other, faster than the event loop can tell anybody that he is refused."""
+    wide = json.dumps({"prompt": "hi", "user": "x" * 90_000 + "\U0001f600"}, ensure_ascii=False).encode()
+    goes_on = threading.Event()
+    async with serving(tmp_path) as live:
+        await live.http.get("/version")
+        _READER.submit(goes_on.wait, 60)
+        try:
+            many = [asyncio.ensure_future(complete(live, wide)) for _ in range(BODIES)]
+
+            async def all_came() -> bool:
+                await live.http.get("/version")
+                return room_of(live).held_bytes >= BODIES * len(wide)
+
+            await until(all_came)
+        finally:
+            goes_on.set()
+        statuses = await asyncio.gather(*many)
+        assert statuses.count(200) + statuses.count(503) == BODIES and statuses.count(200) >= 3, statuses
+
+        async def is_empty() -> bool:
+            await live.http.get("/version")
+            return room_of(live).held_bytes == 0
+
+        await until(is_empty)
 
 
 async def test_what_a_body_becomes_counts(tmp_path: Path) -> None:

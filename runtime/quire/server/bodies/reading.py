@@ -17,7 +17,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from quire.errors import RequestError, shown
+from quire.errors import OverloadedError, RequestError, shown
 from quire.server.bodies.amount import bytes_as_read
 from quire.server.bodies.fields import MOST_NAMED, Body
 from quire.server.errors import invalid
@@ -78,7 +78,11 @@ async def _received(request: Request) -> bytes:
 
 def _read_long(data: bytes, model: type[SomeBody], hold: Hold) -> tuple[SomeBody, list[str]]:
     num_bytes = bytes_as_read(data)
-    hold.take(len(data) + num_bytes)
+    try:
+        hold.take(len(data) + num_bytes)
+    except OverloadedError:
+        hold.end()  # now, and not when the event loop has told it: the next one is looked at before that, and there may be room for it
+        raise
     read = _read(data, model, shows_value=False)
     hold.take(num_bytes)
     return read
