@@ -2,7 +2,7 @@
 
     at one ──nobody asked for idleAfter, and everybody says so──▶ at zero ──somebody asks──▶ at one
 
-Only what is known counts: a router or a pod that does not answer may have anything to do, so the span begins anew. Between one and
+Only what is known counts: a router or a pod that does not answer for long may have anything to do, so the span begins anew. Between one and
 maxReplicas the HorizontalPodAutoscaler is the owner of spec.replicas, and it rests at zero; so each number has one owner.
 """
 
@@ -17,7 +17,10 @@ from quire_operator.policy.plan import Plan
 from quire_operator.spec import Deployment
 
 MOST_GAP_S = 15.0
-"""Between two looks at everybody; after a longer one nobody knows what happened in it."""
+"""Between two times at which everybody answered. What came in between is counted, unless a router that was asked is gone by then: after a
+longer one the span begins anew."""
+FRESH_S = 5.0
+"""What a replica is taken away for was known as lately as this."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,14 @@ class Quiet:
 
 def next_quiet(before: Quiet | None, seen: Sighting, stance: Stance, *, now: float) -> Quiet | None:
     """None: it is not quiet, or nobody knows."""
-    if seen.came is None or seen.busy > 0 or not stance.may_be_quiet:
+    if seen.busy > 0 or not stance.may_be_quiet:
         return None
+    if before is not None and now - before.known > MOST_GAP_S:
+        before = None
+    if seen.came is None:
+        return before
     fresh = Quiet(now, now, seen.came)
-    if before is None or now - before.known > MOST_GAP_S:
+    if before is None:
         return fresh
     # Who is new has counted from 0; who is gone was idle when it was last asked.
     moved = any(count != before.came.get(who, 0.0) for who, count in seen.came.items())
@@ -82,7 +89,7 @@ def move(stance: Stance, quiet: Quiet | None, *, wanted: bool, now: float) -> in
         return 1 if wanted else None
     if stance.replicas != 1 or not stance.may_be_quiet or quiet is None:
         return None
-    if now - quiet.known > MOST_GAP_S or not all(by_pod(name) in quiet.came for name in stance.pods):
+    if now - quiet.known > FRESH_S or not all(by_pod(name) in quiet.came for name in stance.pods):
         return None
     return 0 if quiet.known - quiet.since >= stance.idle_s else None
 

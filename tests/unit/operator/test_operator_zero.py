@@ -17,7 +17,18 @@ from hypothesis import strategies as st
 
 from operator_kit import KEY, body
 from quire_operator.cluster import Cluster, router_addresses
-from quire_operator.policy.zero import MOST_GAP_S, Quiet, Sighting, Stance, asked, by_pod, change_of, move, next_quiet
+from quire_operator.policy.zero import (
+    FRESH_S,
+    MOST_GAP_S,
+    Quiet,
+    Sighting,
+    Stance,
+    asked,
+    by_pod,
+    change_of,
+    move,
+    next_quiet,
+)
 from quire_operator.probe import Demand, Samples
 from quire_operator.probe.demand import TELL_AGAIN_S, Answers
 from quire_operator.probe.routers import CAME, HELD, Asked, ask_router, read_page
@@ -55,7 +66,6 @@ def test_a_span_without_any_request_ends_with_zero() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        Sighting(None),
         Sighting(None, busy=1),
         replace(STILL, busy=1),
         Sighting({"r": 4.0, by_pod("p"): 2.0}),
@@ -64,7 +74,6 @@ def test_a_span_without_any_request_ends_with_zero() -> None:
         Sighting({"r": 3.0, by_pod("p"): 2.0, "new": 1.0}),
     ],
     ids=[
-        "unknown",
         "unknown and busy",
         "busy",
         "asked",
@@ -89,12 +98,22 @@ def test_who_is_gone_was_idle_and_who_is_new_and_idle_changes_nothing() -> None:
     assert quiet is not None and quiet.since == 100
 
 
-def test_what_nobody_looked_at_for_long_is_not_known() -> None:
-    quiet = quiet_after((0, STILL), (MOST_GAP_S + 1, STILL))
-    assert quiet is not None and quiet.since == 100 + MOST_GAP_S + 1
+@pytest.mark.parametrize("silent", [[], [(6.0, Sighting(None))] * 2], ids=["nobody looked", "somebody did not answer"])
+def test_what_is_not_known_for_long_begins_the_span_anew(silent: list[tuple[float, Sighting]]) -> None:
+    rest = MOST_GAP_S - sum(wait for wait, _ in silent)
+    quiet = quiet_after((0, STILL), *silent, (rest, STILL))
+    assert quiet is not None and (quiet.since, quiet.known) == (100, 100 + MOST_GAP_S), "for a moment it may be"
+    quiet = quiet_after((0, STILL), *silent, (rest + 1, STILL))
+    assert quiet is not None and quiet.since == 101 + MOST_GAP_S
+    assert quiet_after((0, STILL), *silent, (rest + 1, Sighting(None))) is None
+    quiet = quiet_after((0, STILL), *silent, (rest, Sighting({"r": 4.0, by_pod("p"): 2.0})))
+    assert quiet is not None and quiet.since == 100 + MOST_GAP_S, "who came meanwhile was counted"
+
+
+def test_a_replica_goes_only_for_what_was_known_just_now() -> None:
     long = Quiet(0, 1000, STILL.came or {})
-    assert move(ONE, long, wanted=False, now=1000 + MOST_GAP_S) == 0
-    assert move(ONE, long, wanted=False, now=1001 + MOST_GAP_S) is None
+    assert move(ONE, long, wanted=False, now=1000 + FRESH_S) == 0
+    assert move(ONE, long, wanted=False, now=1001 + FRESH_S) is None
 
 
 @pytest.mark.parametrize(
@@ -144,17 +163,20 @@ LOOKS = st.lists(
 def test_never_to_zero_within_the_span_after_anything_that_is_no_silence(looks: list[tuple[float, str]]) -> None:
     """Whatever the order: between the last sign of life, or of not knowing, and the move lies the whole span, looked at all the time."""
     quiet: Quiet | None = None
-    now, last, count = 0.0, 0.0, 0.0
+    now, known, last, count = 0.0, 0.0, 0.0, 0.0
     for wait, what in looks:
         now += wait
-        if what != "still" or wait > MOST_GAP_S:
+        silent = what.startswith("silent")
+        if (what != "still" and not silent) or now - known > MOST_GAP_S:
             last = now
+        known = known if silent else now
         count += what == "came"
-        came = None if what.startswith("silent") else {"r": count, by_pod("p"): 0.0}
+        came = None if silent else {"r": count, by_pod("p"): 0.0}
         stance = replace(ONE, at_rest=what != "moves")
         quiet = next_quiet(quiet, Sighting(came, busy=what in ("held", "runs")), stance, now=now)
         if move(stance, quiet, wanted=False, now=now) == 0:
-            assert what == "still" and now - last >= IDLE_S - 1e-6
+            assert now - known <= FRESH_S and what not in ("came", "held", "runs", "moves")
+            assert known - last >= IDLE_S - 1e-6
         elif what == "still":
             assert now - last < IDLE_S + 2 * MOST_GAP_S + 40, "quiet for long, and it stays"
 
