@@ -17,7 +17,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from quire.errors import OverloadedError, RequestError, shown
+from quire.errors import RequestError, shown
 from quire.server.bodies.amount import bytes_as_read
 from quire.server.bodies.fields import MOST_NAMED, Body
 from quire.server.errors import invalid
@@ -71,18 +71,17 @@ async def read_body(request: Request, model: type[SomeBody]) -> tuple[SomeBody, 
 async def _received(request: Request) -> bytes:
     """All of the body. `Request.body` would keep it as long as a stream lasts, and many small parts in many times their size."""
     data = bytearray()
-    async for part in request.stream():
-        data += part
-    return bytes(data)
+    try:
+        async for part in request.stream():
+            data += part
+        return bytes(data)
+    finally:
+        data.clear()  # the traceback of a refusal would keep it while the client is told
 
 
 def _read_long(data: bytes, model: type[SomeBody], hold: Hold) -> tuple[SomeBody, list[str]]:
     num_bytes = bytes_as_read(data)
-    try:
-        hold.take(len(data) + num_bytes)
-    except OverloadedError:
-        hold.end()  # now, and not when the event loop has told it: the next one is looked at before that, and there may be room for it
-        raise
+    hold.take(len(data) + num_bytes)
     read = _read(data, model, shows_value=False)
     hold.take(num_bytes)
     return read

@@ -127,6 +127,7 @@ class Edge:
             if part := message.get("body", b""):
                 came += len(part)
                 if came > self._max_body_size:
+                    hold.end()
                     raise self._too_large()
                 hold.take(came)
             return message

@@ -61,11 +61,16 @@ class Hold:
         self._over = False
 
     def take(self, num_bytes: int) -> None:
-        """So many bytes, instead of what it takes now. Raises OverloadedError, and takes what it did, where there is no room for more."""
+        """So many bytes, instead of what it takes now. Raises OverloadedError, and takes nothing any more, where there is no room for them: to
+        tell the client may take a while."""
         if self._over:  # a thread that reads it was not waited for
             return
         num_bytes = num_bytes if num_bytes > FREE_BYTES else 0
-        self._room.change(self._num_bytes, num_bytes)
+        try:
+            self._room.change(self._num_bytes, num_bytes)
+        except OverloadedError:
+            self.end()
+            raise
         self._num_bytes = num_bytes
 
     def expect(self, num_bytes: int) -> None:
