@@ -306,7 +306,7 @@ class Scheduler:
     def _prefill_limit(self) -> int:
         """Tokens of prompts in this step at most, all together: what runs as decoding waits for them."""
         decoding = any(len(other.tokens) - other.num_computed == 1 for other in self.running)
-        return self._threshold if decoding else self.max_num_batched_tokens
+        return self.costs.tokens_of_a_step(self._threshold if decoding else self.max_num_batched_tokens)
 
     def _plan(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> int:
         """Enter a sequence into the plan; how many followers it drew in behind it."""

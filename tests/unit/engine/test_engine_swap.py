@@ -105,6 +105,20 @@ def test_costs_follow_what_was_measured() -> None:
     assert costs.compute_s_per_token == pytest.approx(0.01, rel=0.01)
 
 
+def test_a_step_has_no_more_of_prompts_than_its_time() -> None:
+    """Or liveness takes a large model on a small machine for a hung one."""
+    costs = PreemptionCosts(compute_s_per_token=0.5)
+    scheduler = make_scheduler(num_blocks=100, budget=512, costs=costs)
+    assert scheduler.add(request("a", [5] * 100, max_tokens=2), seed=0) is None
+    assert scheduler.schedule(0.0).num_tokens == 30
+    assert costs.tokens_of_a_step(8) == 8
+    costs.compute_s_per_token = 100.0
+    assert costs.tokens_of_a_step(512) == 16, "it goes on all the same"
+    for known in (None, 0.0, 0.005):
+        costs.compute_s_per_token = known
+        assert costs.tokens_of_a_step(512) == 512
+
+
 def test_what_the_prefix_cache_still_holds_is_not_moved_back() -> None:
     scheduler, runner = make_scheduler(num_blocks=10, budget=32, num_swap_blocks=8), FakeRunner(10, 4, 8)
     scheduler.add(request("a", list(range(10)), max_tokens=6), seed=0)

@@ -50,7 +50,7 @@ def objects(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def test_spec_replicas_is_written_only_against_the_version_that_was_read(api: RealApi) -> None:
-    where, key = "/apis/quire.dev/v1alpha1/namespaces/demo/llmdeployments", Key("demo", "scaled")
+    where, key = "/apis/quire.dev/v1alpha1/namespaces/demo/llmdeployments", Key("demo", "scaled-by-version")
     scaling = {"minReplicas": 0, "maxReplicas": 2, "targets": {"queueSize": "4"}}
     spec = {"model": {"source": "file:///m"}, "replicas": None, "autoscaling": scaling}
     made = api.create(where, {**body(spec), "metadata": {"name": key.name}}, dry_run=False)

@@ -142,6 +142,8 @@ def live_through(bench: OperatorProcess) -> None:
     )
     bench.until("no policy", lambda: not bench.items("/apis/networking.k8s.io/v1", "networkpolicies"))
     bench.until("no account", lambda: not bench.items("/api/v1", "serviceaccounts"))
+    routers = ("discovery.k8s.io", "endpointslices", "list")
+    bench.until("the routers are asked", lambda: routers in used(bench.api.audited(user=bench.user)))
     bench.api.patch(own, {"spec": {"autoscaling": None}})
     bench.until("no autoscaler", lambda: bench.api.get(hpa) is None)
 
