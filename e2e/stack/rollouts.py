@@ -103,5 +103,5 @@ def all_answer(cluster: Cluster, namespace: str, name: str) -> None:
 
 def _told(pod: dict[str, Any], sample: re.Pattern[str]) -> int:
     """The sum of a pod's samples."""
-    page = httpx.get(f"http://{pod['status']['podIP']}:8000/metrics", timeout=10, trust_env=False).text
+    page = httpx.get(f"http://{pod['status']['podIP']}:8000/metrics", timeout=30, trust_env=False).text
     return round(sum(float(value) for value in sample.findall(page)))

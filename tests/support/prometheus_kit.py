@@ -59,7 +59,7 @@ class Prometheus:
     """One that runs."""
 
     def __init__(self, url: str) -> None:
-        self.http = httpx.Client(base_url=url, timeout=10)
+        self.http = httpx.Client(base_url=url, timeout=60)
 
     def ask(self, query: str) -> list[dict[str, Any]]:
         """The series of an instant query whose value is a number."""

@@ -65,7 +65,7 @@ class ScriptedApi:
         )
         return AsyncClient(config=config, field_manager="quire-operator", trust_env=False)
 
-    async def until(self, what: str, true: Callable[[], bool], *, deadline_s: float = 10) -> None:
+    async def until(self, what: str, true: Callable[[], bool], *, deadline_s: float = 30) -> None:
         """Look again after each request until it is true."""
         try:
             async with asyncio.timeout(deadline_s):

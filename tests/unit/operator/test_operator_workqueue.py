@@ -33,7 +33,7 @@ async def test_requests_during_a_run_make_exactly_one_more() -> None:
         return Outcome()
 
     queue = WorkQueue(work)
-    async with running(queue), asyncio.timeout(5):
+    async with running(queue), asyncio.timeout(30):
         for _ in range(5):
             queue.add("a")
         await begun.wait()
@@ -62,7 +62,7 @@ async def test_a_key_is_never_worked_on_twice_at_once_but_keys_are_parallel() ->
         return Outcome()
 
     queue = WorkQueue(work)
-    async with running(queue, workers=4), asyncio.timeout(5):
+    async with running(queue, workers=4), asyncio.timeout(30):
         for key in ("a", "b", "a", "b"):
             queue.add(key)
         await both.wait()
@@ -81,7 +81,7 @@ async def test_one_bad_key_holds_up_no_other(caplog: pytest.LogCaptureFixture) -
         return Outcome()
 
     queue = WorkQueue(work)
-    async with running(queue, workers=1), asyncio.timeout(5):
+    async with running(queue, workers=1), asyncio.timeout(30):
         queue.add("bad")
         queue.add("good")
         await good.wait()
@@ -101,7 +101,7 @@ async def test_failures_are_tried_again_and_success_resets(monkeypatch: pytest.M
         return Outcome()
 
     queue = WorkQueue(work)
-    async with running(queue), asyncio.timeout(5):
+    async with running(queue), asyncio.timeout(30):
         queue.add("a")
         await done.wait()
     assert tries == 3
@@ -120,7 +120,7 @@ async def test_a_run_that_hangs_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> N
         return Outcome()
 
     queue = WorkQueue(work, deadline_s=0.05)
-    async with running(queue), asyncio.timeout(5):
+    async with running(queue), asyncio.timeout(30):
         queue.add("a")
         await again.wait()
 
@@ -174,7 +174,7 @@ async def test_again_s_comes_back_and_the_earliest_wins() -> None:
         return Outcome(again_s=0.01)
 
     queue = WorkQueue(work)
-    async with running(queue), asyncio.timeout(5):
+    async with running(queue), asyncio.timeout(30):
         queue.add("a")
         await twice.wait()
         queue.add_after("b", 100)
@@ -214,9 +214,9 @@ async def test_the_depth_is_of_all_queues_together() -> None:
         one.add(key)
     other.add("c")
     assert depth() == before + 3
-    async with running(other), asyncio.timeout(5):
+    async with running(other), asyncio.timeout(30):
         assert await looked.get() == "c"
     assert depth() == before + 2
-    async with running(one), asyncio.timeout(5):
+    async with running(one), asyncio.timeout(30):
         assert {await looked.get(), await looked.get()} == {"a", "b"}
     assert depth() == before
