@@ -82,6 +82,18 @@ def events(cluster: Cluster, namespace: str, name: str, kind: str = "LLMDeployme
     return [(item["type"], item["reason"]) for item in found]
 
 
+def told_once(
+    cluster: Cluster, namespace: str, name: str, kind: str, reason: str, *, about: str = "LLMDeployment"
+) -> None:
+    """An Event of that type and reason is there, and only one. It is written after the status that tells the same."""
+
+    def missing() -> str | None:
+        return None if (kind, reason) in events(cluster, namespace, name, about) else "none"
+
+    wait.until(f"the Event {reason} about {about} {name}", missing, deadline_s=60, interval_s=0.2)
+    assert events(cluster, namespace, name, about).count((kind, reason)) == 1
+
+
 def answered(cluster: Cluster, namespace: str, name: str, by: str = "quire.dev/revision") -> Counter[str]:
     """Requests finished so far as the pods themselves count them, by a label of theirs."""
     out: Counter[str] = Counter()
@@ -96,7 +108,10 @@ def all_answer(cluster: Cluster, namespace: str, name: str) -> None:
     found = [pod for pod in pods(cluster, namespace, name) if "deletionTimestamp" not in pod["metadata"]]
 
     def idle() -> str | None:
-        return " ".join(pod["metadata"]["name"] for pod in found if not _told(pod, EXECUTING)) or None
+        try:
+            return " ".join(pod["metadata"]["name"] for pod in found if not _told(pod, EXECUTING)) or None
+        except httpx.HTTPError as error:
+            return repr(error)
 
     wait.until("every pod answers a request", idle, deadline_s=60, interval_s=0.2)
 

@@ -62,8 +62,8 @@ def test_what_the_engine_says_stands_in_both_objects_and_the_model_serves_on(
 
     llmd.wait_ready(stack, namespace, NAME)
     assert rollouts.identities(stack, namespace, NAME) == served, "no pod was touched"
-    assert rollouts.events(stack, namespace, NAME).count(("Warning", "NotSupported")) == 1
-    assert rollouts.events(stack, namespace, "support", "LLMAdapter").count(("Warning", "NotSupported")) == 1
+    rollouts.told_once(stack, namespace, NAME, "Warning", "NotSupported")
+    rollouts.told_once(stack, namespace, "support", "Warning", "NotSupported", about="LLMAdapter")
 
 
 def test_they_go_without_a_trace(stack: Cluster, namespace: str, served: set[tuple[str, int]]) -> None:

@@ -46,17 +46,15 @@ def test_load_scales_up_silence_holds_and_quiet_scales_down(stack: Cluster, name
 
     with Load(router, NAME, clients=8) as load:
         llmd.wait(stack, namespace, NAME, "jsonpath={.spec.replicas}=2", deadline_s=90)
-        hpa = stack.kubectl_json("get", "hpa", NAME, "-n", namespace)
-        assert [metric["pods"]["metric"]["name"] for metric in hpa["status"]["currentMetrics"]] == [
-            "quire_scheduler_queue_size"
-        ]
+        told = "jsonpath={.status.currentMetrics[*].pods.metric.name}=quire_scheduler_queue_size"
+        stack.wait(f"hpa/{NAME}", told, namespace=namespace, deadline_s=60)
         llmd.wait(stack, namespace, NAME, "jsonpath={.status.readyReplicas}=2", deadline_s=180)
         assert load.completed > 0 and load.errors == []
         held_without_metrics(stack, namespace)
 
     llmd.wait(stack, namespace, NAME, "jsonpath={.spec.replicas}=1", deadline_s=120)
     llmd.wait(stack, namespace, NAME, "jsonpath={.status.replicas}=1", deadline_s=180)
-    assert llmd.condition(stack, namespace, NAME, "Ready")["status"] == "True"
+    llmd.wait_ready(stack, namespace, NAME)
 
 
 def held_without_metrics(cluster: Cluster, namespace: str) -> None:

@@ -88,6 +88,7 @@ def test_pods_are_evicted(twofold: Cluster, namespace: str, router: str, steady:
     with Load(router, steady, clients=CLIENTS, max_tokens=LONG, to_the_end=True) as load:
         for name in pods(twofold, namespace):
             rollouts.all_answer(twofold, namespace, steady)
+            twofold.wait(f"pdb/{steady}", "jsonpath={.status.disruptionsAllowed}=1", namespace=namespace, deadline_s=60)
             evict(twofold, namespace, name, tmp_path)
             gone(twofold, namespace, name)
             whole(twofold, namespace)

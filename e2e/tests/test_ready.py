@@ -51,4 +51,4 @@ def test_a_pod_that_is_ready_and_answers_nothing_is_not_called_ready(stack: Clus
 
     llmd.apply(stack, namespace, llmd.example(NAME, rollout={"drainTimeout": "0s"}))
     llmd.wait_ready(stack, namespace, NAME)
-    assert rollouts.events(stack, namespace, NAME).count(("Normal", "Ready")) == 1
+    rollouts.told_once(stack, namespace, NAME, "Normal", "Ready")

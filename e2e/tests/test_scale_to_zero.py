@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from cluster import wait
 from cluster.handle import Cluster
 from stack import llmd
 from stack.ask import stream_chat
@@ -49,8 +50,7 @@ def test_to_zero_when_nobody_asks_and_back_for_whoever_does(stack: Cluster, name
     llmd.wait(stack, namespace, NAME, "jsonpath={.status.phase}=ScaledToZero", deadline_s=120)
     stack.kubectl("wait", "pods", "--all", "--namespace", namespace, "--for=delete", "--timeout=120s")
     assert "idleAfter" in llmd.condition(stack, namespace, NAME, "Ready")["message"]
-    models = httpx.get(f"{router}/v1/models", timeout=30, trust_env=False).json()["data"]
-    assert [each["ready_replicas"] for each in models if each["id"] == NAME] == [0], "it is still a model"
+    wait.until("it is still a model, of no pod", lambda: listed(router), deadline_s=60, interval_s=0.2)
 
     # Long enough from here on, so that what is looked at below stays.
     llmd.patch_spec(stack, namespace, NAME, {"autoscaling": {"scaleDown": {"idleAfter": "1h"}}})
@@ -59,6 +59,13 @@ def test_to_zero_when_nobody_asks_and_back_for_whoever_does(stack: Cluster, name
     assert all(answers)
     llmd.wait_ready(stack, namespace, NAME)
     assert sorted(scalings(stack, namespace)) == ["ScaledFromZero", "ScaledToZero"], "once down and once up"
+
+
+def listed(router: str) -> str | None:
+    """None where the router has it with no ready replica."""
+    models = httpx.get(f"{router}/v1/models", timeout=30, trust_env=False).json()["data"]
+    ready = [each["ready_replicas"] for each in models if each["id"] == NAME]
+    return None if ready == [0] else f"its ready replicas are {ready}"
 
 
 def scalings(cluster: Cluster, namespace: str) -> list[str]:

@@ -123,14 +123,14 @@ async def test_many_prompts_are_served_whole_or_refused_whole(tmp_path: Path, st
 async def test_what_has_begun_is_served_to_its_end(tmp_path: Path) -> None:
     """The time to wait in the queue is over when one prompt was scheduled, also for the others."""
     engine = ScriptedEngine(lambda _: ids_of("abc"))
-    async with live_server(tmp_path, engine, max_num_seqs=1, queue_timeout=0.2) as live:
+    async with live_server(tmp_path, engine, max_num_seqs=1, queue_timeout=2.0) as live:
         engine.hold()
         task = await waits(live, MANY)
         first = engine._live.pop(engine.requests[0].request_id)
         others, engine._live = engine._live, {first.request.request_id: first}
         for _ in range(4):
             engine.step()
-        done, _ = await asyncio.wait({task}, timeout=0.5)  # more than the others may wait
+        done, _ = await asyncio.wait({task}, timeout=2.5)  # more than the others may wait
         assert not done
         engine._live = others
         engine.release()

@@ -114,7 +114,7 @@ async def test_a_client_that_leaves_is_aborted(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         texts = ["word " * 250] * 300
         with pytest.raises(httpx.ReadTimeout):
-            await http.post("/v1/embeddings", json={"input": texts}, timeout=0.5)
+            await http.post("/v1/embeddings", json={"input": texts}, timeout=httpx.Timeout(120, read=0.5))
         async with asyncio.timeout(60):
             while (await http.get("/load")).json()["server_load"]:
                 pass

@@ -32,17 +32,23 @@ async def test_a_client_that_leaves_aborts_its_prompts(live: Live) -> None:
 
 async def test_failures_and_full_queues(tmp_path: Path) -> None:
     engine = embedder()
-    async with live_server(tmp_path, engine, max_queue_size=2, max_num_seqs=1, queue_timeout=0.2) as live:
+    async with live_server(tmp_path, engine, max_queue_size=2, max_num_seqs=1) as live:
         engine.hold()
         waits = [asyncio.create_task(post(live, "/v1/embeddings", input=["a", "b"])) for _ in range(3)]
         await engine.until(lambda: len(engine.requests) == 6)
         response = await live.http.post("/v1/embeddings", json={"input": "d"})
         assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_full")
         assert response.headers["retry-after"] == "1"
+        engine.release()
+        assert [(await wait)[0] for wait in waits] == [200] * 3
+    engine = embedder()
+    async with live_server(tmp_path, engine, max_num_seqs=1, queue_timeout=0.2) as live:
+        engine.hold()
+        waits = [asyncio.create_task(post(live, "/v1/embeddings", input=["a", "b"])) for _ in range(3)]
         for wait in waits:
             status, answer = await wait
             assert (status, answer["error"]["code"]) == (503, "queue_timeout")
-        await engine.until(lambda: len(engine.aborted) == 6)
+        await engine.until(lambda: len(engine.aborted) == len(engine.requests))
     engine = embedder()
     async with live_server(tmp_path, engine) as live:
         engine.hold()
