@@ -82,6 +82,13 @@ def events(cluster: Cluster, namespace: str, name: str, kind: str = "LLMDeployme
     return [(item["type"], item["reason"]) for item in found]
 
 
+def messages(cluster: Cluster, namespace: str, name: str) -> list[tuple[str, str]]:
+    """Reason and message of each Event about the LLMDeployment."""
+    which = f"involvedObject.kind=LLMDeployment,involvedObject.name={name}"
+    found = cluster.kubectl_json("get", "events", "-n", namespace, f"--field-selector={which}")["items"]
+    return [(item["reason"], item["message"]) for item in found]
+
+
 def told_once(
     cluster: Cluster, namespace: str, name: str, kind: str, reason: str, *, about: str = "LLMDeployment"
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +113,10 @@ def test_it_is_told_once_and_gone_when_it_is_mended(stack: Cluster, namespace: s
     llmd.wait_ready(stack, namespace, cause.name)
     found = rollouts.status(stack, namespace, cause.name)
     assert not [each for each in found["conditions"] if cause.reason in (each["reason"], *each["message"].split())]
-    told = [reason for _, reason in rollouts.events(stack, namespace, cause.name)]
-    assert [reason for reason in told if reason in REASONS] == [cause.reason], told
+    told = Counter(
+        (reason, *re.findall(rf"pod {cause.name}-(\w+)-", message))
+        for reason, message in rollouts.messages(stack, namespace, cause.name)
+        if reason in REASONS
+    )
+    assert {reason for reason, *_ in told} == {cause.reason} and set(told.values()) == {1}, "once of each revision"
     stack.kubectl("delete", f"llmd/{cause.name}", "-n", namespace, "--wait=true", "--timeout=60s")

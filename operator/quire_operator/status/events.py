@@ -54,14 +54,23 @@ def events_between(before: Status, after: Status) -> tuple[Event, ...]:
     """What happened from the one to the other."""
     old = {condition.type: condition for condition in before.conditions}
     serving = any(condition.type == "Available" and condition.status == "True" for condition in after.conditions)
-    amid = f"{after.updated_revision or ''} {after.rollout.started_at if after.rollout is not None else ''}"
     events = [
-        replace(event, occasion=f"{condition.type} {condition.last_transition_time} {amid} {event.reason}")
+        replace(
+            event, occasion=f"{condition.type} {condition.last_transition_time} {_amid(after, event)} {event.reason}"
+        )
         for condition in after.conditions
         if serving or condition.type not in _NEED_PODS
         for event in _of(old.get(condition.type), condition)
     ]
     return (*_shares(before, after), *events)
+
+
+def _amid(after: Status, event: Event) -> str:
+    """What an event belongs to: the revision whose pod it is about, which may be an old one that is being replaced; else the rollout."""
+    names = [revision.name for revision in after.revisions if f"-{revision.name}-" in event.message]
+    if names:
+        return names[0]
+    return f"{after.updated_revision or ''} {after.rollout.started_at if after.rollout is not None else ''}"
 
 
 def _shares(before: Status, after: Status) -> Iterator[Event]:

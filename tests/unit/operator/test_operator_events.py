@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire_operator.api import Condition, Status
+from quire_operator.api import Condition, RevisionStatus, Status
 from quire_operator.status import events_between
 
 
@@ -86,6 +86,22 @@ def test_what_happened_once_has_one_occasion_until_the_condition_was_true_again(
     assert events_between(status(("Ready", "True", "Answering")), later)[0].occasion != first.occasion
     another = status(CRASHING).model_copy(update={"updated_revision": "other"})
     assert events_between(status(unschedulable), another)[0].occasion != first.occasion
+
+
+def test_what_fails_in_an_old_revision_is_no_news_of_the_new_one() -> None:
+    """Somebody has mended it: while the new pod is made, the old one is told of again."""
+    old, new = ({"name": name, "track": "stable", "replicas": 1, "ready": 0} for name in ("1a2b", "3c4d"))
+
+    def crashing(revision: str, *revisions: dict[str, object]) -> Status:
+        found = status(CRASHING, message=f"pod smol-{revision}-5f6c9-abcde, container engine ended with exit code 1")
+        more = {"revisions": tuple(map(RevisionStatus.model_validate, revisions)), "updated_revision": "3c4d"}
+        return found.model_copy(update=more)
+
+    loading = status(("Ready", "False", "Loading"))
+    (first,) = events_between(loading, crashing("1a2b", old).model_copy(update={"updated_revision": "1a2b"}))
+    (again,) = events_between(loading, crashing("1a2b", old, new))
+    (other,) = events_between(loading, crashing("3c4d", old, new))
+    assert first.occasion == again.occasion != other.occasion
 
 
 def test_what_other_conditions_say_is_no_event() -> None:
